@@ -249,6 +249,14 @@ class Dataset:
         """
         return torch.nonzero(self.columns["successor_known"] | self.columns["terminations"]).squeeze(-1)
 
+    def changed(
+        self, transform: str, note: str = "", columns: Mapping[str, Tensor] | None = None, **values: Any
+    ) -> Dataset:
+        """The data with other `values`, and `columns` beside or in place of theirs, as `transform` made them."""
+        notes = (*self.notes, note) if note else self.notes
+        columns = {**self.columns, **(columns or {})}
+        return replace(self, columns=columns, transforms=(*self.transforms, transform), notes=notes, **values)
+
     def to(self, device: torch.device | str) -> Dataset:
         """The same data on another device. Memory-mapped columns are read in whole."""
         device = torch.device(device)

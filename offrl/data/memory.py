@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,16 @@ class Memory:
             out[part] = column[rows[part]]
         return out
 
+    def joined(self, name: str, columns: Sequence[np.ndarray]) -> np.ndarray:
+        """Columns [R, ...] of one type, one after the other."""
+        out = self.empty(name, (sum(map(len, columns)), *columns[0].shape[1:]), columns[0].dtype)
+        at = 0
+        for column in columns:
+            for part in chunks(len(column)):
+                out[at + part.start : at + part.stop] = column[part]
+            at += len(column)
+        return out
+
     def discard(self) -> None:
         """Remove the files; for a load that failed."""
         if self.folder is not None:
@@ -141,6 +151,9 @@ class Memory:
                 raise
             shutil.rmtree(self.folder, ignore_errors=True)
         self.folder = None
+
+
+IN_MEMORY = Memory()  # plain arrays, however many
 
 
 def mapped_bytes(folder: Path, code: str | None = None) -> int | None:

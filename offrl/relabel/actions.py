@@ -20,9 +20,9 @@ from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.loading.assemble import assemble
 from offrl.data.loading.read import read_raw
 from offrl.data.loading.resolve import resolve
-from offrl.data.memory import Memory, chunks
+from offrl.data.memory import IN_MEMORY, Memory, chunks
 from offrl.data.raw import RawData
-from offrl.data.transforms.episodes import concatenate, keep_episodes
+from offrl.data.transforms.episodes import concatenate, keep_episodes, share_of
 from offrl.errors import UserError
 from offrl.registry import register
 from offrl.relabel.inverse_dynamics import InverseSettings, learn
@@ -37,7 +37,7 @@ ACTION = ("action_dim", "discrete", "num_actions", "action_low", "action_high")
 
 @register("transform", "label_actions")
 def complete(
-    dataset: Dataset, config: DatasetConfig, memory: Memory | None = None, device: str = "cpu", quiet: bool = False
+    dataset: Dataset, config: DatasetConfig, memory: Memory = IN_MEMORY, device: str = "cpu", quiet: bool = False
 ) -> Dataset:
     """Label and append the episodes without actions that `dataset.labelled_fraction` and `dataset.action_free` ask
     for.
@@ -59,12 +59,12 @@ def complete(
     return label_actions(dataset, action_free, settings, cache=cache, device=device, quiet=quiet, memory=memory)
 
 
-def read_action_free(name: str, config: DatasetConfig, like: DataSpec, memory: Memory | None = None) -> Dataset:
+def read_action_free(name: str, config: DatasetConfig, like: DataSpec, memory: Memory = IN_MEMORY) -> Dataset:
     """A dataset whose actions are missing, or are not looked at: zeros stand for them. like: of the labelled data.
 
     Raises UserError for what cannot be read, and where rewards are missing and nothing labels them.
     """
-    config, memory = config.of_any_layout("actions"), memory or Memory()
+    config = config.of_any_layout("actions")
     source = resolve(name, config)
     if source.loader is not None:
         loaded = source.loader(config)
@@ -104,7 +104,7 @@ def split_labelled(dataset: Dataset, fraction: float, quantile: float = 1.0, see
     Raises UserError for shares that do not fit, or when no episode is left for one side.
     """
     total = dataset.num_episodes
-    count, low = max(1, int(fraction * total + 1e-9)), int(quantile * total + 1e-9)
+    count, low = share_of(fraction, total), int(quantile * total + 1e-9)
     if not 0.0 < fraction < 1.0 or count > low or count == total:
         raise UserError(
             f"{dataset.spec.name}: {count} of {total} episodes are to be labelled "
@@ -128,7 +128,7 @@ def label_actions(
     cache: Path | None = None,
     device: str = "cpu",
     quiet: bool = False,
-    memory: Memory | None = None,
+    memory: Memory = IN_MEMORY,
 ) -> Dataset:
     """`dataset` with the episodes of `unlabelled` appended, whose actions are replaced by an inverse-dynamics
     ensemble's.

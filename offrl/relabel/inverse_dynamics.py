@@ -24,6 +24,7 @@ from offrl.algorithm import (
 )
 from offrl.data.memory import chunks
 from offrl.data.samplers.transitions import episode_of
+from offrl.data.transforms.episodes import share_of
 from offrl.errors import UserError
 from offrl.nn import MLP
 from offrl.nn.policies import Categorical, Policy, TanhGaussian
@@ -202,7 +203,7 @@ def _held_out(dataset: Dataset, settings: InverseSettings) -> tuple[Tensor, Tens
         )
     total = dataset.num_episodes
     episode = episode_of(dataset, known)
-    count = min(max(1, int(settings.held_out * total + 1e-9)), total - 1)
+    count = min(share_of(settings.held_out, total), total - 1)
     held_out_episodes = np.random.Generator(np.random.PCG64(settings.seed)).permutation(total)[:count]
     out = torch.isin(episode, torch.from_numpy(held_out_episodes))
     if not bool(out.any()) or bool(out.all()):

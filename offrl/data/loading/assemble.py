@@ -9,20 +9,20 @@ import numpy as np
 import torch
 
 from offrl.data.dataset import Dataset
-from offrl.data.memory import Memory, chunks, next_rows
+from offrl.data.memory import IN_MEMORY, Memory, chunks, next_rows
 from offrl.data.raw import CORE, RawData
 from offrl.data.raw.checks import find_faults, form_faults, refuse
 from offrl.data.raw.infer import action_range, count_from_zero, find_ends, fitting_task, spec_of, starts_elsewhere
 from offrl.settings.dataset import DatasetConfig
 
 
-def assemble(raw: RawData, config: DatasetConfig | None = None, memory: Memory | None = None) -> Dataset:
+def assemble(raw: RawData, config: DatasetConfig | None = None, memory: Memory = IN_MEMORY) -> Dataset:
     """Check the columns, find the episodes and the successors, scale the actions. Uses up `raw`: its arrays may be
     written to.
 
     Raises UserError for the first fault that would corrupt training (with `config.check`; faults in shape always).
     """
-    config, memory = config or DatasetConfig(), memory or Memory()
+    config = config or DatasetConfig()
     raw.settle_kind()
     if raw.discrete and "actions" in raw.columns:
         count_from_zero(raw)

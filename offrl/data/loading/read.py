@@ -18,7 +18,7 @@ from offrl.data.formats import d3rlpy, d4rl, minari, ogbench, padded
 from offrl.data.loading import cache
 from offrl.data.loading.assemble import assemble
 from offrl.data.loading.resolve import Source, resolve
-from offrl.data.memory import Memory
+from offrl.data.memory import IN_MEMORY, Memory
 from offrl.data.raw import RawData
 from offrl.data.raw.infer import fitting_task
 from offrl.data.tables import files as tables
@@ -96,7 +96,7 @@ def load_text(source: Source, config: DatasetConfig, faults: bool = False) -> te
 def read_raw(
     name: str,
     config: DatasetConfig | None = None,
-    memory: Memory | None = None,
+    memory: Memory = IN_MEMORY,
     source: Source | None = None,
     optional: Collection[str] = (),
 ) -> RawData:
@@ -104,7 +104,7 @@ def read_raw(
 
     optional: of actions and rewards those that may be missing (from plain files with a key per column, and actions from
     Minari's)."""
-    config, memory = config or DatasetConfig(), memory or Memory()
+    config = config or DatasetConfig()
     source = source or resolve(name, config)
     path = source.path
     config = replace(config, fields={column_of(column): key for column, key in config.fields.items()})

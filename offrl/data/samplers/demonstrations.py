@@ -11,6 +11,7 @@ from torch import Tensor
 from offrl import rng
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Transitions, TransitionSampler, by_weight, episode_of, windows
+from offrl.data.transforms.episodes import best_share
 from offrl.errors import UserError
 
 DEMONSTRATION = "demonstration"  # column of a batch: 1.0 for rows of demonstrations, else 0.0 [B]
@@ -77,7 +78,6 @@ def best_episodes(dataset: Dataset, share: float) -> Tensor:
             f"{dataset.spec.name}: algo.demo_share={share:g} ranks episodes by return, and the data end within each of "
             "them, so that no return is known; leave it at 1"
         )
-    order = torch.argsort(dataset.raw_returns.cpu()[known], descending=True, stable=True)
     chosen = torch.zeros(dataset.num_episodes, dtype=torch.bool)
-    chosen[known[order[: max(1, int(share * len(known) + 1e-9))]]] = True
+    chosen[known[best_share(dataset.raw_returns.cpu()[known].numpy(), share)]] = True
     return chosen

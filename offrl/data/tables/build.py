@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from offrl.data.containers import rlds
 from offrl.data.dataset import ColumnSpec
-from offrl.data.memory import Memory
+from offrl.data.memory import IN_MEMORY, Memory
 from offrl.data.raw import RawData, canonical
 from offrl.data.tables.actions import as_actions, is_one_hot
 from offrl.data.tables.columns import MARKS, Columns
@@ -26,7 +26,7 @@ FIRST = 64  # rows of actions that are looked at before all are
 def build(
     table: Tabular,
     config: DatasetConfig,
-    memory: Memory | None = None,
+    memory: Memory = IN_MEMORY,
     optional: Collection[str] = (),
     name: str = "",
     source: str = "file",
@@ -50,12 +50,12 @@ def read_chosen(
     table: Tabular,
     chosen: Chosen,
     config: DatasetConfig,
-    memory: Memory | None = None,
+    memory: Memory = IN_MEMORY,
     name: str = "",
     source: str = "file",
 ) -> RawData:
     """The data of the columns `chosen` of a table. Raises UserError."""
-    where, memory = table.where, memory or Memory()
+    where = table.where
     raw = RawData({}, name=name, source=source, path="" if source == "arrays" else where)
     units = table.units
     raw.source_columns = {

@@ -11,6 +11,7 @@ from offrl.data.memory import Memory, chunks
 from offrl.data.raw import RawData
 from offrl.data.raw.checks import TOLERANCE
 from offrl.data.raw.infer import action_range, find_ends, starts_elsewhere
+from offrl.data.transforms.episodes import best_share, random_share
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.field import setting
@@ -101,12 +102,10 @@ def select(
         if not 0.0 < (share := getattr(choice, name)) <= 1.0:
             raise UserError(f"{name}={share:g} must be above 0 and at most 1")
     if choice.top < 1.0 and len(numbers):
-        best = np.argsort(-returns[numbers], kind="stable")
-        numbers = numbers[np.sort(best[: share_of(choice.top, len(numbers))])]
+        numbers = numbers[best_share(returns[numbers], choice.top)]
         steps.append(f"the best {choice.top:g}")
     if choice.fraction < 1.0 and len(numbers):
-        order = np.random.Generator(np.random.PCG64(choice.seed)).permutation(len(numbers))
-        numbers = numbers[np.sort(order[: share_of(choice.fraction, len(numbers))])]
+        numbers = numbers[random_share(len(numbers), choice.fraction, choice.seed)]
         steps.append(f"a share of {choice.fraction:g} (seed {choice.seed})")
     if not steps:
         raise UserError(
@@ -115,11 +114,6 @@ def select(
     if not len(numbers):
         raise UserError(f"{failure} ({', '.join(steps)} of {total} episodes)")
     return numbers
-
-
-def share_of(share: float, count: int) -> int:
-    """The number of `count` that a share is, one at least."""
-    return max(1, int(share * count + 1e-9))
 
 
 def range_of(text: Any, count: int, setting: str) -> tuple[int, int]:

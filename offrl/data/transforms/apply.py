@@ -10,7 +10,7 @@ from dataclasses import replace
 from offrl import registry
 from offrl.data.dataset import Dataset
 from offrl.data.fit import with_entries
-from offrl.data.memory import Memory
+from offrl.data.memory import IN_MEMORY, Memory
 from offrl.data.text.dataset import refuse_settings
 from offrl.data.transforms.columns import (
     add_returns_to_go,
@@ -32,7 +32,7 @@ from offrl.settings.dataset import DatasetConfig
 def apply_transforms(
     datasets: Sequence[Dataset],
     config: DatasetConfig,
-    memory: Memory | None = None,
+    memory: Memory = IN_MEMORY,
     owned: bool = False,
     device: str = "cpu",
     quiet: bool = False,
@@ -43,7 +43,6 @@ def apply_transforms(
     `owned`: nobody else has the data, so that observations may be overwritten. `device`, `quiet`: for models that label
     data.
     """
-    memory = memory or Memory()
     for text in (d for d in datasets if d.spec.text):
         refuse_settings(config, text.spec.name)
     dataset = concatenate(datasets, memory) if len(datasets) > 1 else datasets[0]

@@ -6,20 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.memory import Memory, chunks
+from offrl.data.memory import IN_MEMORY, Memory, chunks
 from offrl.errors import UserError
 from offrl.tasks.task import lookup
 
 EPSILON = 1e-3  # added to the standard deviation of observations of published data, as TD3+BC and CORL do
 # standard deviation, as a share of the largest number, up to which a dimension of other data counts as constant
 CONSTANT = 1e-6
-
-
-def _with(dataset: Dataset, note: str, **columns: Tensor) -> Dataset:
-    return replace(dataset, columns=dataset.columns | columns, transforms=(*dataset.transforms, note))
 
 
 def scale_by_return_range(dataset: Dataset, size: float) -> Dataset:
@@ -61,7 +56,7 @@ def _rescale(dataset: Dataset, scale: float, shift: float, note: str) -> Dataset
         reward_scale=dataset.spec.reward_scale * scale,
         reward_shift=dataset.spec.reward_shift * scale + shift,
     )
-    return replace(_with(dataset, note, rewards=rewards), spec=spec)
+    return dataset.changed(note, columns={"rewards": rewards}, spec=spec)
 
 
 def returns_to_go(
@@ -86,7 +81,8 @@ def add_returns_to_go(dataset: Dataset, discount: float) -> Dataset:
     """Adds the column returns_to_go, float32. A time-out cuts the sum: what would have followed is not in the data."""
     rewards, terminations = dataset.columns["rewards"].numpy(), dataset.columns["terminations"].numpy()
     values = returns_to_go(rewards, terminations, *dataset.bounds(), discount)
-    return _with(dataset, f"returns_to_go {discount:g}", returns_to_go=torch.from_numpy(values.astype(np.float32)))
+    columns = {"returns_to_go": torch.from_numpy(values.astype(np.float32))}
+    return dataset.changed(f"returns_to_go {discount:g}", columns=columns)
 
 
 def clip_to_margin(dataset: Dataset, margin: float) -> Dataset:
@@ -95,9 +91,8 @@ def clip_to_margin(dataset: Dataset, margin: float) -> Dataset:
     """
     if dataset.spec.discrete:
         return dataset
-    return _with(
-        dataset, f"action_margin {margin:g}", actions=dataset.columns["actions"].clamp(-1.0 + margin, 1.0 - margin)
-    )
+    actions = dataset.columns["actions"].clamp(-1.0 + margin, 1.0 - margin)
+    return dataset.changed(f"action_margin {margin:g}", columns={"actions": actions})
 
 
 def is_published(spec: DataSpec) -> bool:
@@ -120,24 +115,26 @@ def scales(std: np.ndarray, largest: np.ndarray, published: bool) -> np.ndarray:
     return np.where(std > CONSTANT * largest, std, np.where(largest > 0.0, largest, 1.0))
 
 
-def normalize_observations(dataset: Dataset, memory: Memory | None = None, in_place: bool = False) -> Dataset:
+def normalize_observations(dataset: Dataset, memory: Memory = IN_MEMORY, in_place: bool = False) -> Dataset:
     """(s - mean) / scale for observations and their successors, with mean and standard deviation over the rows'
     observations.
 
     scale: see `scales`.
     `in_place`: overwrite the columns of `dataset`, which then takes no second copy of them.
     """
-    memory = memory or Memory()
     observations = dataset.columns["observations"].numpy()
     if observations.dtype != np.float32:
         raise UserError(f"dataset.normalize_observations applies to float observations; these are {observations.dtype}")
     rows, flat = len(observations), observations.reshape(len(observations), -1)
-    mean = sum((flat[p].sum(0, dtype=np.float64) for p in chunks(rows)), np.zeros(flat.shape[1])) / rows
-    square = sum((((flat[p] - mean) ** 2).sum(0) for p in chunks(rows)), np.zeros(flat.shape[1])) / rows
-    largest = np.zeros(flat.shape[1])
+    total, square, largest = np.zeros((3, flat.shape[1]))
     for part in chunks(rows):
+        total += flat[part].sum(0, dtype=np.float64)
         largest = np.maximum(largest, np.abs(flat[part]).max(0))
-    low, high = mean.astype(np.float32), scales(np.sqrt(square), largest, is_published(dataset.spec)).astype(np.float32)
+    mean = total / rows
+    for part in chunks(rows):
+        square += ((flat[part] - mean) ** 2).sum(0)
+    scale = scales(np.sqrt(square / rows), largest, is_published(dataset.spec))
+    low, high = mean.astype(np.float32), scale.astype(np.float32)
     columns = {}
     for name in ("observations", "next_observations"):
         source = dataset.columns[name].numpy()
@@ -147,4 +144,4 @@ def normalize_observations(dataset: Dataset, memory: Memory | None = None, in_pl
             out[part] = ((block - low) / high).reshape(source[part].shape)
         columns[name] = torch.from_numpy(out)
     spec = replace(dataset.spec, observation_mean=tuple(low.tolist()), observation_std=tuple(high.tolist()))
-    return replace(_with(dataset, "normalize_observations", **columns), spec=spec)
+    return dataset.changed("normalize_observations", columns=columns, spec=spec)

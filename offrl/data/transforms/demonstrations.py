@@ -11,7 +11,7 @@ from offrl import rng
 from offrl.data.dataset import Dataset
 from offrl.data.loading.read import load_one
 from offrl.data.loading.resolve import resolve
-from offrl.data.memory import Memory
+from offrl.data.memory import IN_MEMORY, Memory
 from offrl.data.samplers.transitions import Batch, Transitions, TransitionSampler, table_of
 from offrl.data.transforms.episodes import concatenate, keep_episodes
 from offrl.errors import UserError
@@ -22,13 +22,13 @@ PREFIX = "expert_"  # of their keys in a batch
 PARTS = ("observations", "actions", "next_observations")
 
 
-def add_expert(dataset: Dataset, config: DatasetConfig, memory: Memory | None = None) -> Dataset:
+def add_expert(dataset: Dataset, config: DatasetConfig, memory: Memory = IN_MEMORY) -> Dataset:
     """`dataset` with the episodes of `config.expert` appended, and a bool column "expert" that is true for the
     demonstrations.
 
     Raises UserError where there are too few episodes, or where the two do not fit together.
     """
-    memory, config = memory or Memory(), replace(config, name=str(config.expert))
+    config = replace(config, name=str(config.expert))
     expert = load_one(resolve(config.name, config), config, memory)
     return append_expert(dataset, expert, config.expert_episodes, config.expert_choice, config.expert_unmarked, memory)
 
@@ -39,7 +39,7 @@ def append_expert(
     episodes: int = 1,
     choice: str = "first",
     unmarked: int = 0,
-    memory: Memory | None = None,
+    memory: Memory = IN_MEMORY,
 ) -> Dataset:
     """`dataset` with `episodes` episodes of `expert` appended as demonstrations, and then `unmarked` more that nothing
     marks as such.
@@ -65,19 +65,15 @@ def append_expert(
     rows = int(demonstrations.episode_end[episodes - 1])
     marks = torch.arange(len(demonstrations)) < rows
     shared = {name: column for name, column in demonstrations.columns.items() if name in dataset.columns}
-    demonstrations = replace(demonstrations, columns={**shared, EXPERT: marks})
-    dataset = replace(dataset, columns={**dataset.columns, EXPERT: torch.zeros(len(dataset), dtype=torch.bool)})
-    joined = concatenate([dataset, demonstrations], memory)
+    recorded = {**dataset.columns, EXPERT: torch.zeros(len(dataset), dtype=torch.bool)}
+    parts = [replace(dataset, columns=recorded), replace(demonstrations, columns={**shared, EXPERT: marks})]
+    joined = replace(concatenate(parts, memory), transforms=dataset.transforms)
     description = f"{choice} {episodes}" + (f", then {unmarked} unmarked" if unmarked else "")
     note = (
         f"demonstrations: {rows:,} rows, the {choice} of {expert.num_episodes:,} episodes of {expert.spec.name} "
         f"({episodes})"
     )
-    return replace(
-        joined,
-        transforms=(*dataset.transforms, f"expert {expert.spec.name} {expert.fingerprint[:12]} {description}"),
-        notes=(*joined.notes, note),
-    )
+    return joined.changed(f"expert {expert.spec.name} {expert.fingerprint[:12]} {description}", note)
 
 
 @dataclass(frozen=True)

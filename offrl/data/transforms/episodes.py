@@ -5,26 +5,27 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from offrl.data.dataset import Dataset
-from offrl.data.memory import Memory, chunks
+from offrl.data.memory import IN_MEMORY, Memory, chunks
 from offrl.data.raw.labels import joined_labels, listed_labels, other_columns
 from offrl.data.text.dataset import shared_strings
 from offrl.errors import UserError
 from offrl.tasks.entries import OWN_ORDER
 
 
-def concatenate(datasets: Sequence[Dataset], memory: Memory | None = None) -> Dataset:
+def concatenate(datasets: Sequence[Dataset], memory: Memory = IN_MEMORY) -> Dataset:
     """One dataset after the other. Raises UserError when shapes, action kinds or columns differ.
 
     Where the action ranges differ, because each was taken from the data, actions are rescaled to the range that covers
     all.
     """
-    memory, first = memory or Memory(), datasets[0]
+    first = datasets[0]
     kinds = {d.spec.text: d.spec.name for d in datasets}
     if len(kinds) > 1:
         raise UserError(
@@ -35,16 +36,8 @@ def concatenate(datasets: Sequence[Dataset], memory: Memory | None = None) -> Da
         datasets = shared_strings(datasets)
         first = datasets[0]
     for other in datasets[1:]:
-        for aspect, a, b in (
-            ("observations of shape", list(first.spec.observation_shape), list(other.spec.observation_shape)),
-            (
-                "actions",
-                "discrete" if first.spec.discrete else first.spec.action_dim,
-                "discrete" if other.spec.discrete else other.spec.action_dim,
-            ),
-            ("the columns", sorted(first.columns), sorted(other.columns)),
-        ):
-            if a != b:
+        for aspect, a in _form(first).items():
+            if (b := _form(other)[aspect]) != a:
                 raise UserError(f"cannot append {other.spec.name} to {first.spec.name}: {aspect} {b} instead of {a}")
         for key in ("observation_columns", "action_columns"):
             if text := other_columns(getattr(first.spec, key), getattr(other.spec, key)):
@@ -68,15 +61,12 @@ def concatenate(datasets: Sequence[Dataset], memory: Memory | None = None) -> Da
         )
     labels, numbers = joined_labels([(d.spec.name, d.spec.action_labels) for d in datasets])
     columns = {}
-    for name, column in first.columns.items():
-        out = memory.empty(name, (sum(len(d) for d in datasets), *column.shape[1:]), column.numpy().dtype)
-        at = 0
-        for dataset, number in zip(datasets, numbers, strict=True):
-            for part in chunks(len(dataset)):
-                values = dataset.columns[name][part].numpy()
-                out[at + part.start : at + part.stop] = number[values] if labels and name == "actions" else values
-            at += len(dataset)
-        columns[name] = torch.from_numpy(out)
+    for name in first.columns:
+        parts = [d.columns[name].numpy() for d in datasets]
+        if labels and name == "actions":
+            parts = [number[values] for number, values in zip(numbers, parts, strict=True)]
+        columns[name] = torch.from_numpy(memory.joined(name, parts))
+    offsets = np.cumsum([0, *(len(d) for d in datasets[:-1])]).tolist()
     spec = replace(
         first.spec, num_actions=len(labels) or max(d.spec.num_actions for d in datasets), action_labels=labels
     )
@@ -85,16 +75,13 @@ def concatenate(datasets: Sequence[Dataset], memory: Memory | None = None) -> Da
     if not spec.discrete:
         lows, highs = (np.array([getattr(d.spec, k) for d in datasets]) for k in ("action_low", "action_high"))
         low, high = lows.min(0), highs.max(0)
-        at = 0
-        for dataset, own_low, own_high in zip(datasets, lows, highs, strict=True):
+        for at, dataset, own_low, own_high in zip(offsets, datasets, lows, highs, strict=True):
             if (own_low != low).any() or (own_high != high).any():
                 for part in chunks(len(dataset)):
                     actions = columns["actions"][at + part.start : at + part.stop].numpy()
                     raw = own_low + (actions + 1.0) * (own_high - own_low) / 2.0
                     actions[:] = np.clip(2.0 * (raw - low) / (high - low) - 1.0, -1.0, 1.0)
-            at += len(dataset)
         spec = replace(spec, action_low=tuple(low.tolist()), action_high=tuple(high.tolist()))
-    offsets = np.cumsum([0, *(len(d) for d in datasets[:-1])]).tolist()
     return replace(
         first,
         columns=columns,
@@ -111,6 +98,15 @@ def concatenate(datasets: Sequence[Dataset], memory: Memory | None = None) -> Da
     )
 
 
+def _form(dataset: Dataset) -> dict[str, Any]:
+    """What must be the same in data that are appended to each other."""
+    return {
+        "observations of shape": list(dataset.spec.observation_shape),
+        "actions": "discrete" if dataset.spec.discrete else dataset.spec.action_dim,
+        "the columns": sorted(dataset.columns),
+    }
+
+
 def _joined_weights(datasets: Sequence[Dataset]) -> Tensor | None:
     """Each part keeps its share of the draws, which is that of its rows: weights have mean 1 over a part's rows."""
     if all(d.weights is None for d in datasets):
@@ -120,9 +116,8 @@ def _joined_weights(datasets: Sequence[Dataset]) -> Tensor | None:
     )
 
 
-def keep_episodes(dataset: Dataset, episodes: Tensor, note: str, memory: Memory | None = None) -> Dataset:
+def keep_episodes(dataset: Dataset, episodes: Tensor, note: str, memory: Memory = IN_MEMORY) -> Dataset:
     """The episodes with the given numbers (int64), in that order."""
-    memory = memory or Memory()
     lengths, rows = dataset.episode_lengths()[episodes], dataset.rows_of(episodes)
     ends = torch.cumsum(lengths, 0)
     columns = {
@@ -157,14 +152,28 @@ def _kept_weights(dataset: Dataset, episodes: Tensor, lengths: Tensor) -> Tensor
     return weights * (lengths.sum() / total)
 
 
-def subsample(dataset: Dataset, fraction: float, seed: int = 0, memory: Memory | None = None) -> Dataset:
+def share_of(share: float, count: int) -> int:
+    """The number of `count` that a share is, one at least."""
+    return max(1, int(share * count + 1e-9))
+
+
+def best_share(returns: np.ndarray, share: float) -> np.ndarray:
+    """The numbers of the share of episodes with the best returns [E], ascending; of equals the earlier one."""
+    return np.sort(np.argsort(-returns, kind="stable")[: share_of(share, len(returns))])
+
+
+def random_share(count: int, share: float, seed: int) -> np.ndarray:
+    """The numbers of a share of `count` episodes drawn at random, ascending. The same on every machine."""
+    return np.sort(np.random.Generator(np.random.PCG64(seed)).permutation(count)[: share_of(share, count)])
+
+
+def subsample(dataset: Dataset, fraction: float, seed: int = 0, memory: Memory = IN_MEMORY) -> Dataset:
     """max(1, floor(fraction * episodes)) episodes drawn at random, in their old order. The same on every machine."""
-    count = max(1, int(fraction * dataset.num_episodes + 1e-9))
-    numbers = np.sort(np.random.Generator(np.random.PCG64(seed)).permutation(dataset.num_episodes)[:count])
+    numbers = random_share(dataset.num_episodes, fraction, seed)
     return keep_episodes(dataset, torch.from_numpy(numbers), f"subsample {fraction:g} seed {seed}", memory)
 
 
-def split(dataset: Dataset, fraction: float, second: bool, seed: int = 0, memory: Memory | None = None) -> Dataset:
+def split(dataset: Dataset, fraction: float, second: bool, seed: int = 0, memory: Memory = IN_MEMORY) -> Dataset:
     """The first of two parts of the episodes, a share `fraction` of each third of them by return, or the second; in
     their old order.
 
@@ -191,7 +200,7 @@ def split(dataset: Dataset, fraction: float, second: bool, seed: int = 0, memory
     return keep_episodes(dataset, torch.tensor(chosen), note, memory)
 
 
-def terminated_only(dataset: Dataset, memory: Memory | None = None) -> Dataset:
+def terminated_only(dataset: Dataset, memory: Memory = IN_MEMORY) -> Dataset:
     """The episodes whose last step is terminal. Raises UserError where there is none."""
     terminal = torch.nonzero(dataset.columns["terminations"].cpu()[dataset.episode_end.cpu() - 1]).squeeze(-1)
     if not len(terminal):
@@ -199,10 +208,9 @@ def terminated_only(dataset: Dataset, memory: Memory | None = None) -> Dataset:
     return keep_episodes(dataset, terminal, "terminated_only", memory)
 
 
-def top_fraction(dataset: Dataset, fraction: float, memory: Memory | None = None) -> Dataset:
+def top_fraction(dataset: Dataset, fraction: float, memory: Memory = IN_MEMORY) -> Dataset:
     """The best max(1, floor(fraction * episodes)) episodes by undiscounted return, in their old order; of equals the
     earlier one.
     """
-    count = max(1, int(fraction * dataset.num_episodes + 1e-9))
-    order = torch.argsort(dataset.episode_returns(), descending=True, stable=True)
-    return keep_episodes(dataset, torch.sort(order[:count]).values, f"top_fraction {fraction:g}", memory)
+    numbers = best_share(dataset.episode_returns().numpy(), fraction)
+    return keep_episodes(dataset, torch.from_numpy(numbers), f"top_fraction {fraction:g}", memory)

@@ -12,7 +12,7 @@ import torch
 from offrl.data.dataset import Dataset
 from offrl.data.loading.read import load_one
 from offrl.data.loading.resolve import resolve
-from offrl.data.memory import Memory
+from offrl.data.memory import IN_MEMORY, Memory
 from offrl.data.samplers.transitions import episode_of
 from offrl.data.transforms.episodes import concatenate
 from offrl.errors import UserError
@@ -21,13 +21,12 @@ from offrl.settings.dataset import DatasetConfig
 IMAGINED = "imagined"  # the column that marks imagined rows
 
 
-def add_imagined(dataset: Dataset, config: DatasetConfig, memory: Memory | None = None) -> Dataset:
+def add_imagined(dataset: Dataset, config: DatasetConfig, memory: Memory = IN_MEMORY) -> Dataset:
     """`dataset` with the datasets of `config.imagined` appended, and a bool column "imagined" that is true for their
     rows.
 
     Raises UserError where one cannot be read, or does not fit.
     """
-    memory = memory or Memory()
     additions = []
     for name in config.imagined:
         settings = config.of_any_layout()
@@ -39,7 +38,7 @@ def add_imagined(dataset: Dataset, config: DatasetConfig, memory: Memory | None 
     return append_imagined(dataset, additions, memory)
 
 
-def append_imagined(dataset: Dataset, imagined: Dataset | Sequence[Dataset], memory: Memory | None = None) -> Dataset:
+def append_imagined(dataset: Dataset, imagined: Dataset | Sequence[Dataset], memory: Memory = IN_MEMORY) -> Dataset:
     """`dataset`, then the episodes of `imagined`, and a bool column "imagined" that says which rows are whose.
 
     Columns that not all of them have are left out, with a note. Algorithms see one dataset. Raises UserError for spaces
@@ -105,12 +104,5 @@ def share_draws(dataset: Dataset, share: float) -> Dataset:
         parts * ((1.0 - share) / (1.0 - current_share) if current_share < 1.0 else 0.0),
     )
     weights = scaled / lengths.clamp(min=1.0) * lengths.sum()
-    return replace(
-        dataset,
-        weights=weights,
-        transforms=(*dataset.transforms, f"imagined share {share:g}"),
-        notes=(
-            *dataset.notes,
-            f"imagined rows are {share:.3g} of the draws; by their number they would be {current_share:.3g}",
-        ),
-    )
+    note = f"imagined rows are {share:.3g} of the draws; by their number they would be {current_share:.3g}"
+    return dataset.changed(f"imagined share {share:g}", note, weights=weights)

@@ -39,12 +39,11 @@ def label_rewards(dataset: Dataset, labels: str | Labeller) -> Dataset:
     for episode, (start, end) in enumerate(dataset.spans()):
         where = f"dataset.reward_labels={name}, episode {episode}"
         rewards[start:end] = call_labeller(where, function, episode_columns(dataset, start, end), start)
-    columns = {**dataset.columns, "rewards": torch.from_numpy(rewards)}
-    labelled = replace(dataset, columns=columns, transforms=(*dataset.transforms, f"reward_labels {name}"))
-    r = labelled.episode_returns()
+    columns = {"rewards": torch.from_numpy(rewards)}
+    r = replace(dataset, columns=columns).episode_returns()
     note = f"rewards are those of {name}: returns {r.mean():.6g} on average, from {r.min():.6g} to {r.max():.6g}"
     fingerprint = hashlib.sha256(f"{dataset.fingerprint} rewards {code}".encode()).hexdigest()
-    return replace(labelled, notes=(*dataset.notes, note), fingerprint=fingerprint)
+    return dataset.changed(f"reward_labels {name}", note, columns, fingerprint=fingerprint)
 
 
 def call_labeller(

@@ -8,8 +8,6 @@ single trajectory has.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -48,13 +46,8 @@ def add_clusters(dataset: Dataset, config: DatasetConfig, seed: int = 0) -> Data
         f"augment {description}: {centers} of them hold rows, and {100 * leave:.0f}% of the draws from one are of "
         "another trajectory"
     )
-    return replace(
-        dataset,
-        columns={**dataset.columns, CLUSTERS: assignment.to(dataset.device)},
-        stitch=config.augment_probability,
-        transforms=(*dataset.transforms, f"augment {description}"),
-        notes=(*dataset.notes, note),
-    )
+    columns = {CLUSTERS: assignment.to(dataset.device)}
+    return dataset.changed(f"augment {description}", note, columns, stitch=config.augment_probability)
 
 
 def feature_column(dataset: Dataset, config: DatasetConfig) -> tuple[str, Tensor]:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from offrl.data.dataset import Dataset, effective_episodes
+from offrl.data.transforms.episodes import best_share
 from offrl.errors import UserError
 
 KINDS = ("none", "return", "advantage", "top")
@@ -32,9 +33,8 @@ def weight_episodes(dataset: Dataset, kind: str, temperature: float = 0.1, fract
     returns = dataset.episode_returns().numpy()
     count = dataset.num_episodes
     if kind == "top":
-        best = np.argsort(-returns, kind="stable")[: max(1, int(fraction * count + 1e-9))]
         weights = np.zeros(count)
-        weights[best] = 1.0
+        weights[best_share(returns, fraction)] = 1.0
         description = f"top {fraction:g}"
     else:
         if count == 1:
@@ -52,10 +52,8 @@ def weight_episodes(dataset: Dataset, kind: str, temperature: float = 0.1, fract
         description = f"{kind} temperature {temperature:g}"
     lengths = dataset.episode_lengths().numpy()
     weights = weights * lengths.sum() / (weights * lengths).sum()
-    weighted = replace(
-        dataset, weights=torch.from_numpy(weights), transforms=(*dataset.transforms, f"weighting {description}")
-    )
-    return replace(weighted, notes=(*dataset.notes, f"weighting by {description}: {share_text(weighted)}"))
+    weighted = replace(dataset, weights=torch.from_numpy(weights))
+    return weighted.changed(f"weighting {description}", f"weighting by {description}: {share_text(weighted)}")
 
 
 def initial_states(dataset: Dataset) -> np.ndarray:

@@ -18,7 +18,7 @@ from offrl.data.containers.hdf5_sink import new_hdf5
 from offrl.data.formats import d4rl, minari
 from offrl.data.formats.provenance import Record, describe, task_of, written_truncations
 from offrl.data.loading.assemble import fingerprint
-from offrl.data.memory import Memory, chunks, next_rows
+from offrl.data.memory import IN_MEMORY, Memory, chunks, next_rows
 from offrl.data.raw import RawData, canonical
 from offrl.data.raw.infer import find_ends
 from offrl.data.writing import write_minari as minari_layout
@@ -39,7 +39,7 @@ def write_data(
     *,
     force: bool = False,
     progress: Progress | None = None,
-    memory: Memory | None = None,
+    memory: Memory = IN_MEMORY,
 ) -> Path:
     """Write `raw` to `target` and return the path: that of the file, or of the Minari dataset's folder.
 
@@ -58,7 +58,7 @@ def write_data(
         raise UserError(
             f"{target}: JSON lines hold texts, and {raw.where} holds numbers: write .hdf5 or a Minari dataset"
         )
-    metadata, memory = _named(metadata or {}), memory or Memory()
+    metadata = _named(metadata or {})
     name = str(metadata.get("dataset_id") or "")
     path, data_id = output_path(target, form, name, force)
     raw = canonical_raw(raw)
