@@ -76,8 +76,8 @@ class SequenceSampler:
 
     def prepare(self, dataset: Dataset) -> Sequences:
         """Raises UserError for a column that the data lack, and where no episode may be drawn."""
-        drawn, last, weighted = drawn_rows(dataset)
-        rows = None if len(drawn) == len(dataset) else drawn
+        all_rows, last, weighted = drawn_rows(dataset)
+        rows = None if len(all_rows) == len(dataset) else all_rows
         columns = {name: dataset.columns[name] for name in ("observations", "actions", "rewards")}
         columns |= {name: column_of(dataset, name) for name in self.extra}
         derived = {
@@ -85,8 +85,8 @@ class SequenceSampler:
             **(self.derived_columns(dataset) if self.derived_columns else {}),
             STEPS: dataset.steps(),
         }
-        table = table_of(dataset, columns, rows, {name: (c.to(drawn.device), rows) for name, c in derived.items()})
-        return Sequences(len(drawn), last, table, weighted)
+        table = table_of(dataset, columns, rows, {name: (c.to(all_rows.device), rows) for name, c in derived.items()})
+        return Sequences(len(all_rows), last, table, weighted)
 
     def __call__(self, source: Sequences, key: Tensor, batch_size: int) -> Batch:
         return windows(source, self.draw(source, key, batch_size), self.length, self.left_padded)

@@ -5,14 +5,14 @@ trouble.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from offrl.data.dataset import Dataset
 from offrl.data.raw.checks import Fault
 from offrl.data.text.files import TextFile
-from offrl.data.tools.inspect import aligned, fault_lines, returns_and_lengths
-from offrl.errors import one_line
+from offrl.data.tools.findings import Findings, aligned, scores_of
 
 FREQUENT = 10  # actions shown
 LONG = 20_000  # characters of a text above which it is pointed out: some 5,000 tokens
@@ -30,54 +30,32 @@ class Texts:
     lengths: np.ndarray  # [count] int64
 
 
-@dataclass(frozen=True)
-class TextReport:
-    """The findings of `inspect_dataset` about texts. `str(report)` is the text that `offrl data inspect` prints."""
+@dataclass(frozen=True, kw_only=True)
+class TextReport(Findings):
+    """The findings of `inspect_dataset` about texts, whose `lengths` are numbers of turns."""
 
-    name: str
-    source: str
-    path: str
     turns: int
-    returns: np.ndarray  # [episodes] float64
-    lengths: np.ndarray  # [episodes] int64, turns
+    returns: np.ndarray
     terminated: int
     truncated: int
     unfinished: int  # episodes that neither ended nor were cut off
     texts: list[Texts]
     frequent: list[tuple[str, int]]  # the most frequent actions, with how often each occurs
-    example: list[str]
-    faults: list[Fault]
-    notes: list[str]
-    environment: str = ""
-    scores: np.ndarray | None = None  # [episodes] normalised returns, where there are reference scores
-    reference: str = ""
 
-    @property
-    def corrupting(self) -> list[Fault]:
-        """Faults for which the dataset is refused."""
-        return [f for f in self.faults if f.severity == "corrupting"]
+    kind: ClassVar[str] = ", texts"
+    refusal: ClassVar[str] = "episode(s) are faulty and not counted above"
 
-    def render(self) -> str:
-        """The report as plain text."""
-        lines = [
-            f"{self.name} ({self.source}, texts)" + (f"  {self.path}" if self.path and self.path != self.name else "")
-        ]
+    def counts(self) -> str:
         kinds = [f"{self.terminated:,} terminated", f"{self.truncated:,} cut off"]
         kinds += [f"{self.unfinished:,} unfinished"] if self.unfinished else []
-        lines.append(f"  {self.turns:,} turns, {len(self.returns):,} episodes ({', '.join(kinds)})")
-        lines += [f"  environment: {self.environment}"] if self.environment else []
-        lines += [f"  note: {note}" for note in self.notes]
-        lines += ["", *_table(self.texts), "", "  most frequent actions"]
-        total = self.texts[1].count
-        width = len(f"{self.frequent[0][1]:,}")
-        lines += [f"    {count:>{width},}  {100 * count / total:4.1f}%  {shown(text)}" for text, count in self.frequent]
-        lines += returns_and_lengths(self.returns, self.lengths, self.scores, self.reference)
-        refusal = (
-            f"{len(self.corrupting)} episode(s) are faulty and not counted above: offrl refuses this dataset as it is"
-        )
-        return "\n".join(map(one_line, [*lines, "", *self.example, "", *fault_lines(self.faults, refusal)]))
+        return f"  {self.turns:,} turns, {len(self.returns):,} episodes ({', '.join(kinds)})"
 
-    __str__ = render
+    def tables(self) -> list[str]:
+        total, width = self.texts[1].count, len(f"{self.frequent[0][1]:,}")
+        frequent = [
+            f"    {count:>{width},}  {100 * count / total:4.1f}%  {shown(text)}" for text, count in self.frequent
+        ]
+        return [*_table(self.texts), "", "  most frequent actions", *frequent]
 
 
 def shown(text: str, width: int = WIDTH) -> str:
@@ -124,8 +102,7 @@ def text_report(file: TextFile, path: str = "") -> TextReport:
         environment=""
         if task is None
         else (task.env_id or task.name).rpartition(":")[2] + (f": {task.note}" if task.note else ""),
-        scores=task.normalise(returns) if task is not None else None,
-        reference=task.ref_label or "reference scores of the dataset" if task is not None else "",
+        **scores_of(task, returns),
     )
 
 

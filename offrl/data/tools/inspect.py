@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from offrl.data.memory import chunks
 from offrl.data.raw import RawData
-from offrl.data.raw.checks import Fault, find_faults
+from offrl.data.raw.checks import find_faults
 from offrl.data.raw.infer import find_ends
-from offrl.errors import one_line
+from offrl.data.tools.findings import Findings, aligned, scores_of
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import trust
 
 if TYPE_CHECKING:
     from offrl.data.text.inspect import TextReport
 
-BINS = 10
 MOST_DIMENSIONS, LONG = 30, 40  # of a column, that have rows of their own; characters of their names
 VECTORS = ("observations", "actions")  # whose dimensions have: next_observations are observations again
 
@@ -51,48 +50,26 @@ class Column:
     has_names: bool = False  # by the file
 
 
-@dataclass(frozen=True)
-class Report:
-    """The findings of `inspect_dataset`. `str(report)` is the text that `offrl data inspect` prints."""
+@dataclass(frozen=True, kw_only=True)
+class Report(Findings):
+    """The findings of `inspect_dataset`."""
 
-    name: str
-    source: str
-    path: str
     rows: int
     columns: list[Column]
-    faults: list[Fault]
-    notes: list[str]
-    environment: str = ""
-    actions: str = ""
-    returns: np.ndarray | None = (
-        None  # [episodes] float64, of the rewards as recorded; None where the faults leave no episodes
-    )
-    lengths: np.ndarray | None = None  # [episodes] int64
-    scores: np.ndarray | None = None  # [episodes] normalised returns, where there are reference scores
-    reference: str = ""
     terminations: int = 0
     duplicates: int = 0  # rows whose observation, action and reward occurred before
     first_duplicate: tuple[int, int] | None = None  # the first such row, and the row it repeats
 
-    @property
-    def corrupting(self) -> list[Fault]:
-        """Faults that would make training go wrong."""
-        return [f for f in self.faults if f.severity == "corrupting"]
+    refusal: ClassVar[str] = "fault(s) would corrupt training"
 
-    def render(self) -> str:
-        """The report as plain text."""
-        lines = [f"{self.name} ({self.source})" + (f"  {self.path}" if self.path and self.path != self.name else "")]
-        returns, lengths = self.returns, self.lengths
-        if returns is None or not len(returns):
-            lines.append(f"  {self.rows:,} rows")
-        else:
-            kinds = f"{self.terminations} terminated, {len(returns) - self.terminations} timed out or cut"
-            lines.append(f"  {self.rows:,} rows, {len(returns):,} episodes ({kinds})")
-        lines += [
-            f"  {word}: {text}" for word, text in (("environment", self.environment), ("actions", self.actions)) if text
-        ]
-        lines += [f"  note: {note}" for note in self.notes]
-        lines += ["", *_table(self.columns)]
+    def counts(self) -> str:
+        if self.returns is None or not len(self.returns):
+            return f"  {self.rows:,} rows"
+        kinds = f"{self.terminations} terminated, {len(self.returns) - self.terminations} timed out or cut"
+        return f"  {self.rows:,} rows, {len(self.returns):,} episodes ({kinds})"
+
+    def tables(self) -> list[str]:
+        lines = _table(self.columns)
         for column in self.columns:
             if column.constant:
                 total = int(np.prod(column.shape[1:], dtype=int))
@@ -112,12 +89,7 @@ class Report:
                 f"  duplicates: {self.duplicates:,} rows ({share:.1f}%) repeat an earlier one, row {later} the first "
                 f"(of row {earlier})"
             )
-        if returns is not None and lengths is not None and len(returns):
-            lines += returns_and_lengths(returns, lengths, self.scores, self.reference)
-        refusal = f"{len(self.corrupting)} fault(s) would corrupt training: offrl refuses this dataset as it is"
-        return "\n".join(map(one_line, [*lines, "", *fault_lines(self.faults, refusal)]))
-
-    __str__ = render
+        return lines
 
 
 def inspect_dataset(config: DatasetConfig | str) -> Report | TextReport:
@@ -140,7 +112,7 @@ def report(raw: RawData, config: DatasetConfig) -> Report:
     raw.settle_kind()
     faults = find_faults(raw, clip_actions=config.clip_actions)
     complete = not any(f.kind in ("missing", "empty", "length", "shape") for f in faults)
-    returns = lengths = scores = None
+    returns = lengths = None
     terminated = 0
     if complete:
         ends = find_ends(raw)
@@ -150,9 +122,12 @@ def report(raw: RawData, config: DatasetConfig) -> Report:
         lengths = last - start + 1
         if "terminations" in raw.columns:
             terminated = int(raw.columns["terminations"][last].sum())
-        scores = raw.task.normalise(returns) if raw.task is not None else None
     duplicates, first = _duplicates(raw) if complete else (0, None)
-    task = raw.task
+    environment = ""
+    if (task := raw.task) is not None:
+        name = task.env_id or "none"
+        environment = name.rpartition(":")[2] if trust.importable(name) else name  # without a module that is known
+        environment += f": {task.note}" if task.note else ""
     return Report(
         name=raw.name,
         source=" ".join(w for w in (raw.source, raw.version) if w),
@@ -161,23 +136,15 @@ def report(raw: RawData, config: DatasetConfig) -> Report:
         columns=[_column(name, column, raw.dimension_names(name)) for name, column in raw.columns.items()],
         faults=faults,
         notes=list(raw.notes),
-        environment=""
-        if task is None
-        else _environment(task.env_id or "none") + (f": {task.note}" if task.note else ""),
+        environment=environment,
         actions=_actions(raw),
         returns=returns,
         lengths=lengths,
-        scores=scores,
-        reference=task.ref_label or "reference scores of the dataset" if task is not None else "",
+        **scores_of(task, returns),
         terminations=terminated,
         duplicates=duplicates,
         first_duplicate=first,
     )
-
-
-def _environment(env_id: str) -> str:
-    """Its id, without a module that is known."""
-    return env_id.rpartition(":")[2] if trust.importable(env_id) else env_id
 
 
 def _actions(raw: RawData) -> str:
@@ -279,56 +246,6 @@ def _table(columns: list[Column]) -> list[str]:
         if c.dimensions and (more := int(np.prod(c.shape[1:], dtype=int)) - len(c.dimensions)):
             rows.append((f"  {more:,} more", "", "", "", "", "", ""))
     return aligned(rows, 3)
-
-
-def aligned(rows: Sequence[Sequence[str]], left_columns: int) -> list[str]:
-    """Lines of a table, of whose columns the first `left_columns` are flush left and the others flush right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    cells = [
-        [v.ljust(n) if k < left_columns else v.rjust(n) for k, (v, n) in enumerate(zip(r, widths, strict=True))]
-        for r in rows
-    ]
-    return ["  " + "  ".join(row).rstrip() for row in cells]
-
-
-def returns_and_lengths(
-    returns: np.ndarray, lengths: np.ndarray, scores: np.ndarray | None, reference: str
-) -> list[str]:
-    """Lines with the spread of episodes' returns, scores and lengths [E]."""
-    lines = ["", *histogram("episode returns", returns)]
-    if scores is not None:
-        lowest, highest = scores.min(), scores.max()
-        lines.append(
-            f"  normalised ({reference}): mean {scores.mean():.1f}, lowest {lowest:.1f}, highest {highest:.1f}"
-        )
-    return [*lines, "", *histogram("episode lengths", lengths.astype(np.float64))]
-
-
-def fault_lines(faults: Sequence[Fault], refusal: str) -> list[str]:
-    """Lines with the faults, and what follows from corrupting ones."""
-    corrupting = [f.severity == "corrupting" for f in faults]
-    lines = [f"  {'FAULT' if bad else 'warning'} [{f.kind}] {f}" for f, bad in zip(faults, corrupting, strict=True)]
-    return (lines or ["  no faults found"]) + [f"  {refusal}"] * any(corrupting)
-
-
-def histogram(title: str, values: np.ndarray) -> list[str]:
-    """Lines with the spread of `values` [N], and how they are distributed."""
-    finite = values[np.isfinite(values)]
-    if not len(finite):
-        return [f"  {title}: not finite"]
-    lines = [
-        f"  {title}: mean {finite.mean():.6g}, std {finite.std():.6g}, lowest {finite.min():.6g}, median "
-        f"{np.median(finite):.6g}, highest {finite.max():.6g}"
-    ]
-    if finite.min() == finite.max():
-        return lines
-    counts, edges = np.histogram(finite, BINS)
-    labels = [f"{low:.6g} to {high:.6g}" for low, high in zip(edges[:-1], edges[1:], strict=True)]
-    width, most = max(map(len, labels)), counts.max()
-    for label, count in zip(labels, counts, strict=True):
-        bar = "#" * int(np.ceil(40 * count / most)) if count else ""
-        lines.append(f"    {label.rjust(width)}  {count:>7,}  {bar}".rstrip())
-    return lines
 
 
 def _ranges(numbers: tuple[int, ...]) -> str:
