@@ -21,6 +21,8 @@ from offrl.errors import UserError
 from offrl.system.files import discard
 
 MANIFEST = "manifest.json"
+EPISODES = ("episode_start", "episode_end", "raw_returns", "complete")  # tensors of a dataset, beside its columns
+TEXTS = ("transforms", "notes", "strings", "metas")  # tuples of texts
 BUILDING = "building-"  # begins the name of a folder that is not finished
 # the files of a dataset that is kept; the manifest is the last by name
 OURS = r"(\d+-[\w-]+|column-\d+)\.npy|episodes\.npz|manifest\.json"
@@ -122,25 +124,10 @@ class Memory:
         for stale in self.folder.iterdir():
             if stale.name not in keep:
                 stale.unlink()
-        np.savez(
-            self.folder / "episodes.npz",
-            start=dataset.episode_start.numpy(),
-            end=dataset.episode_end.numpy(),
-            raw_returns=dataset.raw_returns.numpy(),
-            complete=dataset.complete.numpy(),
-            weights=np.zeros(0) if dataset.weights is None else dataset.weights.numpy(),
-        )
-        manifest |= {
-            "spec": dataset.spec.to_json(),
-            "fingerprint": dataset.fingerprint,
-            "transforms": dataset.transforms,
-            "notes": dataset.notes,
-            "nbytes": dataset.nbytes,
-            "stitch": dataset.stitch,
-            "code": code,
-        } | more
-        if dataset.spec.text:
-            manifest |= {"strings": dataset.strings, "metas": dataset.metas}
+        weights = {} if dataset.weights is None else {"weights": dataset.weights.numpy()}
+        np.savez(self.folder / "episodes.npz", **{k: getattr(dataset, k).numpy() for k in EPISODES}, **weights)
+        manifest |= {k: getattr(dataset, k) for k in ("fingerprint", "nbytes", "stitch", *TEXTS)}
+        manifest |= {"spec": dataset.spec.to_json(), "code": code, **more}
         (self.folder / MANIFEST).write_text(json.dumps(manifest))
         with contextlib.suppress(OSError):  # another process was faster, or an older build is being replaced
             discard(target, OURS)
@@ -186,22 +173,15 @@ def open_mapped(folder: Path) -> Dataset:
 
 def dataset_from(manifest: dict[str, Any], folder: Path, columns: dict[str, torch.Tensor]) -> Dataset:
     """Open the columns that `Memory.write` wrote to `folder`."""
-    with np.load(folder / "episodes.npz", allow_pickle=False) as episodes:
-        e = {key: torch.from_numpy(episodes[key]) for key in episodes.files}
+    with np.load(folder / "episodes.npz", allow_pickle=False) as arrays:
+        episodes = {key: torch.from_numpy(arrays[key]) for key in arrays.files}
     return Dataset(
         columns=columns,
-        episode_start=e["start"],
-        episode_end=e["end"],
         spec=DataSpec.from_json(manifest["spec"]),
         fingerprint=manifest["fingerprint"],
-        raw_returns=e["raw_returns"],
-        complete=e["complete"],
-        transforms=tuple(manifest["transforms"]),
-        notes=tuple(manifest["notes"]),
-        weights=e["weights"] if "weights" in e and len(e["weights"]) else None,
-        stitch=float(manifest.get("stitch", 0.0)),
-        strings=tuple(manifest.get("strings", ())),
-        metas=tuple(manifest.get("metas", ())),
+        stitch=float(manifest["stitch"]),
+        **{k: tuple(manifest[k]) for k in TEXTS},
+        **episodes,
     )
 
 

@@ -4,14 +4,14 @@ unpack to.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import lzma
 import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from offrl.errors import UserError
@@ -44,27 +44,21 @@ _RAISED = (
 _MODULES = ("pyarrow", "PIL", "_csv")  # whose own exceptions derive from Exception alone
 
 
-class reading:
+@contextlib.contextmanager
+def reading(where: object, how: str = "", cure: str = DAMAGED) -> Iterator[None]:
     """A context in which what a library raises becomes a UserError: "`where` cannot be read`how` (...); `cure`".
 
     `where`: the file, and the field and the episode where they are known. The innermost context speaks.
     """
-
-    def __init__(self, where: object, how: str = "", cure: str = DAMAGED) -> None:
-        self.where, self.how, self.cure = where, how, cure
-
-    def __enter__(self) -> reading:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None or not (isinstance(error, _RAISED) or type(error).__module__.startswith(_MODULES)):
-            return
-        raise UserError(f"{self.where} cannot be read{self.how} ({_reason(error)}); {self.cure}") from error
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, _RAISED) or type(error).__module__.startswith(_MODULES):
+            raise UserError(f"{where} cannot be read{how} ({_reason(error)}); {cure}") from error
+        raise
 
 
-def _reason(error: BaseException) -> str:
+def _reason(error: Exception) -> str:
     """What a library says, in one line."""
     if isinstance(error, MemoryError):
         return "there is not enough memory for it"

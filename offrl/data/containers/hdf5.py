@@ -138,17 +138,12 @@ def refuse_absent(item: Any, where: str, file: Any = None, width: int = 0) -> No
         )
     if not size or layout == h5py.h5d.COMPACT:
         return
-    stored, written = item.get_storage_size(), True
+    written = (stored := item.get_storage_size()) >= size
     if layout == h5py.h5d.CHUNKED:
         block = plist.get_chunk()
         refuse_growth(f"{where}: one of its blocks {list(block)}", math.prod(block) * width, stored)
-        written = item.get_num_chunks() >= math.prod(
-            -(-length // step) for length, step in zip(shape, block, strict=True)
-        )
-        if plist.get_nfilters() == 0 and stored < size:
-            written = False
-    elif stored < size:
-        written = False
+        chunk_count = math.prod(-(-length // step) for length, step in zip(shape, block, strict=True))
+        written = item.get_num_chunks() >= chunk_count and (written or plist.get_nfilters() > 0)
     if not written and plist.fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED:
         _refuse_missing(where, size, stored)
     refuse_growth(where, size, stored)

@@ -8,6 +8,7 @@ import io
 import math
 import zipfile
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ class Npz:
                 shape, dtype, _, _ = self._header(member)
             self.shapes[key] = shape, dtype
 
-    def _reading(self, key: str) -> reading:
+    def _reading(self, key: str) -> AbstractContextManager[None]:
         return reading(f"{self.path}: '{key}'")
 
     def _header(self, member: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype, bool, int]:

@@ -11,7 +11,7 @@ from offrl.data.containers.guard import reading
 from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5, read_hdf5, refuse_absent, refuse_groups, value_of
 from offrl.data.containers.stored import Stored
 from offrl.data.memory import Memory
-from offrl.data.raw import RawData, canonical
+from offrl.data.raw import RawData, canonical, ends_of
 from offrl.data.tables.keyed import read_item
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
@@ -104,10 +104,8 @@ def _read_v2(path: Path, items: dict[str, Any], memory: Memory) -> RawData:
                 stored.keep(name, values)
         columns[name] = canonical(name, out, str(path))
     flags = [_flag(items[f"terminated_{i}"], str(path)) for i in range(count)]
-    nonempty = np.array(lengths) > 0
-    ends, columns["terminations"] = np.zeros(rows, bool), np.zeros(rows, bool)
-    ends[stops[nonempty] - 1] = True
-    columns["terminations"][stops[nonempty] - 1] = np.array(flags)[nonempty]
+    ends = ends_of(lengths)
+    columns["terminations"] = ends & np.repeat(flags, lengths)
     return RawData(columns, episode_ends=ends, name=path.stem, source="d3rlpy", path=str(path), notes=stored.notes())
 
 

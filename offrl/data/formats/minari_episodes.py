@@ -16,7 +16,7 @@ from offrl.data.containers.parquet import arrow_values, read_table
 from offrl.data.containers.stored import Stored
 from offrl.data.formats.minari_spaces import one_hot, width_of
 from offrl.data.memory import Memory
-from offrl.data.raw import FLAGS, RawData, canonical
+from offrl.data.raw import FLAGS, RawData, canonical, ends_of
 from offrl.errors import UserError
 
 Leaf = tuple[tuple[str, ...], dict[str, Any]]  # path inside the observation, and the space there
@@ -158,9 +158,8 @@ class Buffers:
     def result(self) -> RawData:
         """The columns of all episodes."""
         columns = self.observations | self.columns | self.info_columns
-        ends = np.zeros(self.at, bool)
-        ends[np.cumsum(self.lengths, dtype=np.int64) - 1] = True
-        raw = RawData({k: v[: self.at] for k, v in columns.items()}, ends, source="minari", notes=self.samples.notes())
+        columns = {k: v[: self.at] for k, v in columns.items()}
+        raw = RawData(columns, ends_of(self.lengths), source="minari", notes=self.samples.notes())
         raw.final_observations = np.stack(self.finals) if self.finals else None
         raw.final_columns = {k: np.stack(v) for k, v in self.info_finals.items() if len(v) == len(self.lengths)}
         return raw

@@ -24,7 +24,7 @@ from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5, refuse_groups, valu
 from offrl.data.containers.npz import NUMBERS, Npz
 from offrl.data.containers.parquet import open_parquet
 from offrl.data.memory import Memory
-from offrl.data.raw import RawData, canonical, lost
+from offrl.data.raw import RawData, canonical, ends_of, lost
 from offrl.errors import UserError, nearest
 from offrl.settings.dataset import DatasetConfig
 
@@ -112,8 +112,7 @@ def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
     columns["observations"] = _observations(
         observations, valid, _encodings(arrays, count, config, where), memory, where
     )
-    ends = np.zeros(int(lengths.sum()), bool)
-    ends[np.cumsum(lengths[lengths > 0]) - 1] = True
+    ends = ends_of(lengths)
     flags = {name: next((arrays[n] for n in names if n in arrays), None) for name, names in FLAGS.items()}
     raw = RawData(columns, episode_ends=ends, name=path.stem, source="file", path=where, notes=notes)
     if text := lost("observations", observations[valid]):

@@ -10,7 +10,7 @@ import torch
 
 from offrl.data.dataset import Dataset
 from offrl.data.memory import IN_MEMORY, Memory, chunks, next_rows
-from offrl.data.raw import CORE, RawData
+from offrl.data.raw import CORE, RawData, bounds_of
 from offrl.data.raw.checks import find_faults, form_faults, refuse
 from offrl.data.raw.infer import action_range, count_from_zero, find_ends, fitting_task, spec_of, starts_elsewhere
 from offrl.settings.dataset import DatasetConfig
@@ -34,8 +34,8 @@ def assemble(raw: RawData, config: DatasetConfig | None = None, memory: Memory =
     with ThreadPoolExecutor(1) as pool:
         digest = pool.submit(fingerprint, raw, ends)
         refuse(raw, find_faults(raw, clip_actions=config.clip_actions), config.check)
-        last = np.flatnonzero(ends)
-        start = np.concatenate([[0], last[:-1] + 1])
+        start, stop = bounds_of(ends)
+        last = stop - 1
         terminations = columns.get("terminations", np.zeros(rows, bool))
         observations = columns["observations"]
         known = np.ones(rows, bool)
@@ -76,7 +76,7 @@ def assemble(raw: RawData, config: DatasetConfig | None = None, memory: Memory =
     return Dataset(
         columns={k: torch.from_numpy(np.ascontiguousarray(columns[k])) for k in order},
         episode_start=torch.from_numpy(start),
-        episode_end=torch.from_numpy(last + 1),
+        episode_end=torch.from_numpy(stop),
         spec=spec,
         fingerprint=digest.result(),
         raw_returns=torch.from_numpy(returns),

@@ -25,7 +25,7 @@ import torch
 
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.loading.resolve import Source, guessed_task
-from offrl.data.memory import BUILDING, MANIFEST, OURS, Memory, column_file, dataset_from, mapped_bytes
+from offrl.data.memory import BUILDING, EPISODES, MANIFEST, OURS, Memory, column_file, dataset_from, mapped_bytes
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.field import without_places
@@ -153,13 +153,7 @@ def _checksums(dataset: Dataset) -> list[int]:
     memory.
     """
     sums = []
-    for values in (
-        *dataset.columns.values(),
-        dataset.episode_start,
-        dataset.episode_end,
-        dataset.raw_returns,
-        dataset.complete,
-    ):
+    for values in (*dataset.columns.values(), *(getattr(dataset, k) for k in EPISODES)):
         data = values.numpy().reshape(-1).view(np.uint8)
         size = len(data) // 8 * 8
         sums.append((int(data[:size].view(np.uint64).sum()) + int(data[size:].sum())) % (1 << 64))

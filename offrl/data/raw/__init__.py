@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
 from offrl.data.dataset import ColumnSpec
 from offrl.errors import UserError, warn
@@ -178,11 +177,9 @@ def _canonical(name: str, values: Any, where: str, discrete: bool | None) -> np.
     if array.dtype.kind not in "biuf":
         raise UserError(f"{where}: column '{name}' holds {array.dtype} values, not numbers")
     if name in (*FLAGS, "rewards"):
-        if array.ndim == 2 and array.shape[1] == 1:
-            array = array[:, 0]
+        array = as_vector(array)
         if name in FLAGS:
-            refuse_gaps(name, array, where)
-            _refuse_numbers(name, array, where)
+            _refuse_other_flags(name, array, where)
         return array.astype(bool if name in FLAGS else np.float32, copy=False)
     if name == "actions":
         if discrete is None:
@@ -190,54 +187,61 @@ def _canonical(name: str, values: Any, where: str, discrete: bool | None) -> np.
         if discrete:
             return array.reshape(len(array)).astype(np.int64, copy=False) if array.size == len(array) else array
         return (array[:, None] if array.ndim == 1 else array).astype(np.float32, copy=False)
-    if name in ("observations", "next_observations") and array.ndim == 1:
+    observed = name in ("observations", "next_observations")
+    if observed and array.ndim == 1:
         array = array[:, None]
-    if array.dtype.kind == "f" or (
-        name in ("observations", "next_observations") and (array.dtype != np.uint8 or array.ndim < 3)
-    ):
+    if array.dtype.kind == "f" or (observed and (array.dtype != np.uint8 or array.ndim < 3)):
         return array.astype(np.float32, copy=False)
-    return array.astype(
-        {"i": np.int64, "u": array.dtype if array.dtype == np.uint8 else np.int64, "b": bool}[array.dtype.kind],
-        copy=False,
-    )
+    return array if array.dtype in (np.uint8, bool) else array.astype(np.int64, copy=False)
 
 
-def refuse_gaps(name: str, values: np.ndarray, where: str) -> None:
-    """Raises UserError where a column of flags or numbers of episodes has no value in some row: NaN would count as
-    True.
-    """
-    if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
-        row = int(np.argmin(finite.reshape(len(values), -1).all(1)))
+def as_vector(values: np.ndarray) -> np.ndarray:
+    """A column [R, 1] as [R]; others as they are."""
+    return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+
+
+def _refuse_other_flags(name: str, values: np.ndarray, where: str) -> None:
+    """Raises UserError where a column of flags has no value in some row, for NaN would count as True, and where it
+    holds other numbers than 0 and 1, or a byte's 0 and 255."""
+    if values.dtype == bool or not len(values):
+        return
+    rows = values.reshape(len(values), -1)
+    if not (finite := np.isfinite(rows)).all():
         raise UserError(
-            f"{where}: column '{name}' has no value in row {row} ({int((~finite).sum()):,} such rows): write 0 or 1, "
-            "or a number"
+            f"{where}: column '{name}' has no value in row {int(np.argmin(finite.all(1)))} ({int((~finite).sum()):,} "
+            "such rows): write 0 or 1, or a number"
+        )
+    flags = (rows == 0) | (rows == 1)
+    if values.dtype.itemsize == 1:
+        flags |= rows == np.array(255, np.uint8).astype(values.dtype)
+    if not flags.all():
+        row = int(np.argmin(flags.all(1)))
+        raise UserError(
+            f"{where}: column '{name}' holds {rows[row][~flags[row]][0]} in row {row}, which is no flag: write 0 or 1"
         )
 
 
-def _refuse_numbers(name: str, values: np.ndarray, where: str) -> None:
-    """Raises UserError where a column of flags holds other numbers than 0 and 1, or a byte's 0 and 255."""
-    if values.dtype == bool:
-        return
-    flags = (values == 0) | (values == 1)
-    if values.dtype.itemsize == 1:
-        flags |= values == np.array(255, np.uint8).astype(values.dtype)
-    if not flags.all():
-        row = int(np.argmin(flags.reshape(len(values), -1).all(1)))
-        value = values.reshape(len(values), -1)[row][~flags.reshape(len(values), -1)[row]][0]
-        raise UserError(f"{where}: column '{name}' holds {value} in row {row}, which is no flag: write 0 or 1")
+def ends_of(lengths: Any) -> np.ndarray:
+    """The last rows of episodes of these lengths, of which those of no row are passed over: bool [R]."""
+    lengths = np.asarray(lengths, np.int64)
+    ends = np.zeros(int(lengths.sum()), bool)
+    ends[np.cumsum(lengths)[lengths > 0] - 1] = True
+    return ends
 
 
-def ends_from(values: Any, rows: int, where: str) -> np.ndarray | None:
+def bounds_of(ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The first row of each episode and the one after its last, [E] each, from their last rows, bool [R]."""
+    stops = np.flatnonzero(ends) + 1
+    return np.concatenate([[0], stops[:-1]]), stops
+
+
+def ends_from(values: np.ndarray, rows: int, where: str) -> np.ndarray:
     """Flags [R] from flags, or from the row numbers of last rows, which count from 0, ascend, and end with R - 1.
 
     Other numbers could mean two things (starts, lengths, ends that are exclusive, or counted from 1), and are refused.
     """
-    if values is None:
-        return None
-    ends = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+    ends = as_vector(values)
     due = f"flags, one per row, or row numbers from 0 to {rows - 1} that ascend and end with {rows - 1}"
-    if ends.ndim == 2 and ends.shape[1] == 1:
-        ends = ends[:, 0]
     if ends.dtype.kind not in "biuf" or ends.ndim != 1:
         raise UserError(
             f"{where}: episode_ends have shape {list(ends.shape)} and type {ends.dtype}; they must be {due}"

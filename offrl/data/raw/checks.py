@@ -12,6 +12,7 @@ import numpy as np
 from offrl.data.memory import chunks
 from offrl.data.raw import FLAGS, MOST_VALUES, RawData
 from offrl.data.raw.infer import MANY_JUMPS, action_range, find_ends, step_limit
+from offrl.data.raw.rows import not_finite_rows, outside, outside_rows
 from offrl.data.tables.values import sentinels
 from offrl.errors import UserError
 
@@ -23,7 +24,6 @@ MOST_CHOICES = 1000  # beyond it whole numbers are amounts, not choices
 FEWEST, MANY = 8, 128  # choices, up to which whole numbers are surely some, and beyond which they may be amounts
 # episodes of one length, their share of all, and the length from which chance does not explain them
 FEW, SHARE, LONG = (3, 0.05, 50)
-TOLERANCE = 1e-4  # of the action range: float32 files of float64 actions
 
 
 @dataclass(frozen=True)
@@ -123,27 +123,14 @@ def _not_finite(raw: RawData, ends: np.ndarray | None) -> list[Fault]:
     if raw.final_observations is not None and "next_observations" not in columns:
         columns["final_observations"] = raw.final_observations
     for name, column in columns.items():
-        if column.dtype.kind != "f":
-            continue
-        count, first = 0, -1
-        for part in chunks(len(column)):
-            block = column[part]
-            with np.errstate(all="ignore"):
-                # one pass without a temporary; the exact search only where it pays, or where the sum overflowed
-                total = block.sum()
-            if not np.isfinite(total):
-                bad = np.flatnonzero(~np.isfinite(block).reshape(len(block), -1).all(1))
-                count += len(bad)
-                first = part.start + int(bad[0]) if first < 0 and len(bad) else first
-        if count:
+        if len(rows := not_finite_rows(column)):
+            first, count = int(rows[0]), len(rows)
             value = column[first].reshape(-1)
             problem = "NaN" if np.isnan(value).any() else "infinite values"
             message = f"'{name}' has {problem} in {count} row{'s' if count > 1 else ''}"
             cure = "remove those episodes, or set dataset.check=false to load them all the same"
             if name in raw.columns and (specs := raw.column_specs(name)):
-                message += (
-                    f", the first in column '{specs[int(np.argmin(np.isfinite(column[first].reshape(-1))))].name}'"
-                )
+                message += f", the first in column '{specs[int(np.argmin(np.isfinite(value)))].name}'"
                 if name == "observations":
                     cure += ", or dataset.missing=forward to take the last value before"
             final = name == "final_observations"  # a row for each episode
@@ -167,25 +154,13 @@ def _actions(raw: RawData, ends: np.ndarray, clip_actions: bool) -> list[Fault]:
         return [Fault("actions", "corrupting", message, _episode(ends, row), row, _NUMBERING)]
     low, high = action_range(raw)
     faults = [] if raw.range_known else _choices(actions)
-    if clip_actions:
+    if clip_actions or not (count := len(rows := outside_rows(actions, low, high))):
         return faults
-    slack = TOLERANCE * (high - low)
-    count, first, dimension, value = 0, -1, 0, 0.0
-    for part in chunks(len(actions)):
-        block = actions[part]
-        if (block.min(0) >= low - slack).all() and (block.max(0) <= high + slack).all():
-            continue  # a NaN gets past neither
-        outside = (block < low - slack) | (block > high + slack)
-        bad = np.flatnonzero(outside.any(1))
-        count += len(bad)
-        if first < 0 and len(bad):
-            first, dimension = part.start + int(bad[0]), int(outside[bad[0]].argmax())
-            value = float(block[bad[0], dimension])
-    if not count:
-        return faults
+    first = int(rows[0])
+    dimension = int(outside(actions[first], low, high).argmax())
     message = (
         f"'actions' leaves the environment's range in {count} row{'s' if count > 1 else ''}: dimension {dimension} is "
-        f"{value:.6g}, outside [{low[dimension]:.6g}, {high[dimension]:.6g}]"
+        f"{float(actions[first, dimension]):.6g}, outside [{low[dimension]:.6g}, {high[dimension]:.6g}]"
     )
     cure = "set dataset.clip_actions=true to clip them, or the right dataset.action_low and dataset.action_high"
     return [*faults, Fault("actions", "corrupting", message, _episode(ends, first), first, cure)]

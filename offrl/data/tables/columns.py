@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from offrl.data.memory import Memory, chunks
-from offrl.data.raw import RawData, canonical, ends_from, lost
+from offrl.data.memory import Memory
+from offrl.data.raw import RawData, as_vector, canonical, ends_from, lost
 from offrl.data.tables import values as cells
 from offrl.data.tables.mapping import Chosen, Term
 from offrl.data.tables.tabular import Tabular
@@ -40,8 +40,7 @@ class Columns:
     def single(self, column: str) -> np.ndarray:
         """The values [R] of a column of ours that is one of the table's. Raises UserError for another shape."""
         name = self.chosen[column][0].column
-        values = self[name]
-        values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+        values = as_vector(self[name])
         rows = self.raw.rows
         if values.shape != (rows,):
             label = f"'{name}'" + ("" if name == column else f" ({column})")
@@ -55,10 +54,7 @@ class Columns:
         """The flags of a column of ours, bool [R]; of episode_ends also from row numbers (see `ends_from`)."""
         name, where = self.chosen[column][0].column, self.table.where
         if column == "episode_ends":
-            values = self[name]
-            marks = ends_from(cells.flags(values, name, where), rows, where)
-            assert marks is not None
-            return marks
+            return ends_from(cells.flags(self[name], name, where), rows, where)
         array = self.array(column)
         values = cells.flags(self[name] if array is None else array, name, where)
         return canonical("truncations" if column == "dones" else column, values, where)
@@ -67,10 +63,7 @@ class Columns:
         """Values [R, ...] in the order of the rows, in memory of their kind."""
         if self.order is None or len(values) != len(self.order):
             return values
-        out = self.memory.empty(column, values.shape, values.dtype)
-        for part in chunks(len(out)):
-            out[part] = values[self.order[part]]
-        return out
+        return self.memory.taken(column, values, self.order)
 
     def column(self, column: str) -> np.ndarray:
         """A column of ours in its dtype and rank."""

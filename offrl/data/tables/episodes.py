@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from offrl.data.raw import RawData
+from offrl.data.raw import RawData, bounds_of
 from offrl.data.tables import values as cells
 from offrl.data.tables.columns import Columns
 from offrl.data.tables.mapping import Chosen
@@ -194,8 +194,8 @@ def fill_forward(raw: RawData) -> None:
     from offrl.data.raw.infer import find_ends
 
     ends = find_ends(replace(raw, columns={k: v for k, v in raw.columns.items() if k != "next_observations"}))
-    start = np.concatenate([[0], np.flatnonzero(ends)[:-1] + 1])
-    first = np.repeat(start, np.diff(np.append(start, len(ends))))[:, None]
+    start, stop = bounds_of(ends)
+    first = np.repeat(start, stop - start)[:, None]
     rows = np.where(gaps, -1, np.arange(len(ends))[:, None])
     last = np.maximum.accumulate(rows, 0)
     # nothing came before: the gap stays, and is refused

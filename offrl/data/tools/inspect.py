@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from offrl.data.memory import chunks
-from offrl.data.raw import RawData
+from offrl.data.raw import RawData, bounds_of
 from offrl.data.raw.checks import find_faults
 from offrl.data.raw.infer import find_ends
 from offrl.data.tools.findings import Findings, aligned, scores_of
@@ -116,12 +116,11 @@ def report(raw: RawData, config: DatasetConfig) -> Report:
     terminated = 0
     if complete:
         ends = find_ends(raw)
-        last = np.flatnonzero(ends)
-        start = np.concatenate([[0], last[:-1] + 1])
+        start, stop = bounds_of(ends)
         returns = np.add.reduceat(raw.columns["rewards"], start, dtype=np.float64)
-        lengths = last - start + 1
+        lengths = stop - start
         if "terminations" in raw.columns:
-            terminated = int(raw.columns["terminations"][last].sum())
+            terminated = int(raw.columns["terminations"][stop - 1].sum())
     duplicates, first = _duplicates(raw) if complete else (0, None)
     environment = ""
     if (task := raw.task) is not None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from offrl.data.memory import Memory, chunks
-from offrl.data.raw import RawData
-from offrl.data.raw.checks import TOLERANCE
+from offrl.data.memory import Memory
+from offrl.data.raw import RawData, bounds_of, ends_of
 from offrl.data.raw.infer import action_range, find_ends, starts_elsewhere
+from offrl.data.raw.rows import not_finite_rows, outside_rows
 from offrl.data.transforms.episodes import best_share, random_share
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
@@ -59,8 +59,7 @@ def take(raw: RawData, choice: Choice, memory: Memory, config: DatasetConfig | N
     left.
     """
     ends = find_ends(raw)
-    stops = np.flatnonzero(ends) + 1
-    starts = np.concatenate([[0], stops[:-1]])
+    starts, stops = bounds_of(ends)
     steps: list[str] = []
     if choice.rows:
         first, last = range_of(choice.rows, raw.rows, "rows")
@@ -154,17 +153,12 @@ def _faulty_rows(raw: RawData, config: DatasetConfig | None) -> np.ndarray:
     """
     bad = np.zeros(raw.rows, bool)
     for column in raw.columns.values():
-        if column.dtype.kind == "f":
-            for part in chunks(raw.rows):
-                bad[part] |= ~np.isfinite(column[part]).reshape(part.stop - part.start, -1).all(1)
+        bad[not_finite_rows(column)] = True
     actions = raw.columns["actions"]
     if raw.discrete:
         return bad | (actions < 0) | (actions >= raw.num_actions)
     if config is None or not config.clip_actions:
-        low, high = action_range(raw)
-        slack = TOLERANCE * (high - low)
-        for part in chunks(raw.rows):
-            bad[part] |= ((actions[part] < low - slack) | (actions[part] > high + slack)).any(1)
+        bad[outside_rows(actions, *action_range(raw))] = True
     return bad
 
 
@@ -181,12 +175,9 @@ def _pieces(raw: RawData, ends: np.ndarray, starts: np.ndarray, stops: np.ndarra
     def final(values: np.ndarray, column: np.ndarray) -> np.ndarray:
         return np.where(complete.reshape(-1, *(1,) * (values.ndim - 1)), values[episode], column[following])
 
-    part_of = replace(
-        raw, columns=columns, episode_ends=np.zeros(len(index), bool), jump_rows=None, warnings=[], notes=[]
-    )
-    assert part_of.episode_ends is not None
-    part_of.episode_ends[after - 1] = True
-    part_of.episode_ends[-1] = bool(complete[-1]) and (stops[-1] < raw.rows or bool(raw.last_complete))
+    piece_ends = ends_of(lengths)
+    piece_ends[-1] = bool(complete[-1]) and (stops[-1] < raw.rows or bool(raw.last_complete))
+    part_of = replace(raw, columns=columns, episode_ends=piece_ends, jump_rows=None, warnings=[], notes=[])
     part_of.final_columns = {k: final(v, raw.columns[k]) for k, v in raw.final_columns.items()}
     if raw.final_observations is not None:
         part_of.final_observations = final(raw.final_observations, raw.columns["observations"])
