@@ -10,8 +10,20 @@ from torch.nn import functional as F
 
 from offrl import rng
 from offrl.algorithm import Carry, Loss, Params, TrainState, Traits, Update
-from offrl.data.samplers.goals import HIGH_GOALS, HIGH_TARGETS, LOW_GOALS, SUCCESSES, VALUE_GOALS, WINDOW_STATES, Mix
-from offrl.data.samplers.horizons import KNOWN, LOW_SUCCESSES, LOW_VALUE_GOALS, VALUE_SUBGOALS, HorizonSampler
+from offrl.data.samplers.goals import (
+    HIGH_GOALS,
+    HIGH_TARGETS,
+    KNOWN,
+    LOW_GOALS,
+    LOW_SUCCESSES,
+    LOW_VALUE_GOALS,
+    SUCCESSES,
+    VALUE_GOALS,
+    VALUE_SUBGOALS,
+    WINDOW_STATES,
+    HorizonSampler,
+    Mix,
+)
 from offrl.data.samplers.transitions import SPAN, Batch
 from offrl.errors import UserError
 from offrl.families.generative.settings import greedy_field

@@ -29,32 +29,32 @@ def check_fit(spec: DataSpec, task: Task, env: gym.Env | None = None) -> None:
     import gymnasium as gym
 
     probe = make_env(task) if env is None else env
-    texts = [isinstance(space, gym.spaces.Text) for space in (probe.observation_space, probe.action_space)]
-    if spec.text or any(texts):
-        if env is None:
-            probe.close()
-        _check_texts(spec, task, texts)
-        return
+    label, cure = task.env_id or "the environment", CURE
     try:
+        texts = [isinstance(space, gym.spaces.Text) for space in (probe.observation_space, probe.action_space)]
+        if spec.text or any(texts):
+            kinds = "texts" if all(texts) else "texts and numbers" if any(texts) else "numbers"
+            if not (spec.text and all(texts)):
+                raise UserError(
+                    f"dataset {spec.name} holds {'texts' if spec.text else 'numbers'}, {label} {kinds}. {CURE}"
+                )
+            return
         shape = flattener(probe, task.observation_keys)[1]
         discrete, size = action_kind(probe)
         bounds = None if discrete else (probe.action_space.low.ravel(), probe.action_space.high.ravel())  # type: ignore[attr-defined]
     finally:
         if env is None:
             probe.close()
-    label, cure = task.env_id or "the environment", CURE
     note = f" {task.note}." if task.note else ""
     if tuple(spec.observation_shape) != shape:
         cure = _flat(probe.observation_space, shape[0] if len(shape) == 1 else 0) or cure
         raise UserError(
-            f"dataset {spec.name} has observations of shape {_shape(spec.observation_shape)}, {label} of "
-            f"{_shape(shape)}.{note} {cure}"
+            f"dataset {spec.name} has observations of shape {tuple(spec.observation_shape)}, {label} of "
+            f"{shape}.{note} {cure}"
         )
     if discrete != spec.discrete:
-        kinds = ("continuous", "discrete")
-        raise UserError(
-            f"dataset {spec.name} has {kinds[spec.discrete]} actions, {label} {kinds[discrete]} ones.{note} {cure}"
-        )
+        data_kind, kind = ("discrete", "continuous") if spec.discrete else ("continuous", "discrete")
+        raise UserError(f"dataset {spec.name} has {data_kind} actions, {label} {kind} ones.{note} {cure}")
     count = spec.num_actions if discrete else spec.action_dim
     if count > size or (count != size and not discrete):  # data need not contain every choice
         word = "choices of action" if discrete else "action dimensions"
@@ -163,14 +163,6 @@ def settled(spec: DataSpec, env: gym.Env, data: Dataset | None = None) -> DataSp
     return replace(spec, task=replace(task, observation_keys=keys, action_start=start))
 
 
-def _check_texts(spec: DataSpec, task: Task, texts: Sequence[bool]) -> None:
-    """`check_fit` where there are texts. texts: whether the environment's observations and its actions are."""
-    label = task.env_id or "the environment"
-    kinds = "texts" if all(texts) else "texts and numbers" if any(texts) else "numbers"
-    if not (spec.text and all(texts)):
-        raise UserError(f"dataset {spec.name} holds {'texts' if spec.text else 'numbers'}, {label} {kinds}. {CURE}")
-
-
 def _flat(space: Any, width: int) -> str:
     """How to make data of numbers fit an environment whose observations become more than those; "" where they are
     numbers anyway.
@@ -190,7 +182,3 @@ def _flat(space: Any, width: int) -> str:
         "(one-hot of choices): make the data's so, observations = "
         "numpy.stack([gymnasium.spaces.flatten(env.observation_space, o) for o in observations])"
     )
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return "(" + ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "") + ")"

@@ -124,8 +124,10 @@ class Memory:
         for stale in self.folder.iterdir():
             if stale.name not in keep:
                 stale.unlink()
-        weights = {} if dataset.weights is None else {"weights": dataset.weights.numpy()}
-        np.savez(self.folder / "episodes.npz", **{k: getattr(dataset, k).numpy() for k in EPISODES}, **weights)
+        episodes: dict[str, Any] = {k: getattr(dataset, k).numpy() for k in EPISODES}
+        if dataset.weights is not None:
+            episodes["weights"] = dataset.weights.numpy()
+        np.savez(self.folder / "episodes.npz", **episodes)
         manifest |= {k: getattr(dataset, k) for k in ("fingerprint", "nbytes", "stitch", *TEXTS)}
         manifest |= {"spec": dataset.spec.to_json(), "code": code, **more}
         (self.folder / MANIFEST).write_text(json.dumps(manifest))
@@ -174,14 +176,14 @@ def open_mapped(folder: Path) -> Dataset:
 def dataset_from(manifest: dict[str, Any], folder: Path, columns: dict[str, torch.Tensor]) -> Dataset:
     """Open the columns that `Memory.write` wrote to `folder`."""
     with np.load(folder / "episodes.npz", allow_pickle=False) as arrays:
-        episodes = {key: torch.from_numpy(arrays[key]) for key in arrays.files}
+        values: dict[str, Any] = {key: torch.from_numpy(arrays[key]) for key in arrays.files}
+    values |= {k: tuple(manifest[k]) for k in TEXTS}
     return Dataset(
         columns=columns,
         spec=DataSpec.from_json(manifest["spec"]),
         fingerprint=manifest["fingerprint"],
         stitch=float(manifest["stitch"]),
-        **{k: tuple(manifest[k]) for k in TEXTS},
-        **episodes,
+        **values,
     )
 
 

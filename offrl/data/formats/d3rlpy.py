@@ -63,7 +63,7 @@ def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
         source="d3rlpy",
         path=str(path),
         discrete=discrete,
-        notes=[*filter(None, notes)],
+        notes=notes,
     )
 
 

@@ -269,12 +269,10 @@ def _observation_leaves(
     return _leaves(space, keys, name), {k + "s": _leaves(space, (k,), name) for k in kinds}, keys
 
 
-def _inside(space: dict[str, Any]) -> Any:
-    return space["subspaces"] if space["type"] == "Dict" else None
-
-
 def _leaves(space: dict[str, Any], keys: tuple[str, ...], name: str) -> list[Leaf]:
-    leaves: list[Leaf] = entries(space, keys, f"{name}: the observations", _inside) if keys else [((), space)]
+    leaves: list[Leaf] = [((), space)]
+    if keys:
+        leaves = entries(space, keys, f"{name}: the observations", lambda s: s.get("subspaces"))
     for path, leaf in leaves:
         if leaf["type"] not in ("Box", "Discrete", "MultiBinary"):
             where, cure = "the observation", "write what gymnasium.spaces.flatten makes of it into a Box"

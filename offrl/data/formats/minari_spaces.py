@@ -49,12 +49,7 @@ def load_metadata(folder: Path) -> Metadata:
             raise UserError(f"{path} is damaged: it has no '{key}'")
     for key in ("total_steps", "total_episodes"):
         value = meta.get(key, 0)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or value != value // 1
-            or not 0 <= value < 2**63
-        ):
+        if type(value) not in (int, float) or value != value // 1 or not 0 <= value < 2**63:
             raise UserError(f"{path} is damaged: '{key}' is {str(value)[:40]}, not a number of them")
     if meta.get("data_format", "hdf5") not in FORMATS:
         raise UserError(f"{path}: 'data_format' is {str(meta['data_format'])[:40]}; {', '.join(FORMATS)} are known")
@@ -90,7 +85,7 @@ def _env_spec(text: Any, path: Path) -> dict[str, Any]:
     spec = _json(text, f"{path}: 'env_spec'")
     types = {"id": str, "kwargs": dict, "max_episode_steps": int, "additional_wrappers": list}
     for key, kind in types.items():
-        if spec.get(key) is not None and not (isinstance(spec[key], kind) and not isinstance(spec[key], bool)):
+        if spec.get(key) is not None and type(spec[key]) is not kind:
             raise UserError(f"{path}: 'env_spec' has {str(spec[key])[:40]} for '{key}'; the metadata are damaged")
     if (spec.get("max_episode_steps") or 1) < 1:
         raise UserError(
@@ -124,23 +119,16 @@ def _check(space: Any, where: str) -> None:
                     raise UserError(f"{damaged}: '{bound}' has {values.size} values")
     elif kind in ("Discrete", "MultiBinary"):
         number, start = space.get("n"), space.get("start", 0)
-        fits = _count(number) or (
-            kind == "MultiBinary" and isinstance(number, list) and bool(number) and _lengths(number)
-        )
-        if not fits or isinstance(start, bool) or not isinstance(start, int):
+        fits = type(number) is int and 1 <= number <= MOST_VALUES
+        fits = fits or (kind == "MultiBinary" and bool(number) and _lengths(number))
+        if not fits or type(start) is not int:
             raise UserError(
                 f"{damaged}: it has {str(number)[:40]} values from {str(start)[:40]} (1 to {MOST_VALUES:,} are read)"
             )
 
 
-def _count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_VALUES
-
-
 def _lengths(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**31 for n in value
-    )
+    return isinstance(value, list) and all(type(n) is int and 0 <= n < 2**31 for n in value)
 
 
 def width_of(space: dict[str, Any]) -> int:

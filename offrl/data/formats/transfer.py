@@ -35,6 +35,11 @@ def remove(part: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def size_of(part: Path) -> int:
+    """The bytes that were downloaded so far."""
+    return part.stat().st_size if part.exists() else 0
+
+
 def note(path: Path, values: dict[str, Any]) -> None:
     """Write what is known of a download beside it. Raises OSError."""
     with replacing(path) as file:
@@ -97,7 +102,7 @@ def download(urls: list[str], part: Path, title: str, target: Path, limits: Limi
     for url in urls:
         attempt = 0
         while attempt < ATTEMPTS:
-            offset = part.stat().st_size if part.exists() else 0
+            offset = size_of(part)
             try:
                 _attempt(url, part, limits)
                 return
@@ -119,14 +124,9 @@ def download(urls: list[str], part: Path, title: str, target: Path, limits: Limi
                     and not part.exists()
                 ):
                     break  # no route to the server at all: waiting does not help
-            progressed = part.exists() and part.stat().st_size > offset
-            attempt = 0 if progressed else attempt + 1
+            attempt = 0 if size_of(part) > offset else attempt + 1
             time.sleep(min(0.2 * 2**attempt, 2.0))
-    have = (
-        f"; {part.stat().st_size} bytes are kept and the next attempt continues"
-        if part.exists() and part.stat().st_size
-        else ""
-    )
+    have = f"; {size_of(part)} bytes are kept and the next attempt continues" if size_of(part) else ""
     raise UserError(
         f"cannot download the {title} {urls[0]} ({reason}){have}. Without a network: put the file at {target}, or set "
         "dataset.mirror (or $OFFRL_MIRROR) to a folder or URL that has it"
@@ -138,7 +138,7 @@ def _attempt(url: str, part: Path, limits: Limits) -> None:
     large a file.
     """
     state = part.with_name(part.name + ".json")
-    have = part.stat().st_size if part.exists() else 0
+    have = size_of(part)
     known: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
         known = json.loads(state.read_text())
@@ -163,17 +163,14 @@ def _attempt(url: str, part: Path, limits: Limits) -> None:
             raise ConnectionError("the file on the server has changed") from None
         raise
     with response:
-        length = response.headers.get("Content-Length", "")
-        length = length if length.isdecimal() else "0"
-        if response.status == 206:
-            span = response.headers.get("Content-Range", "")
-            if not span.startswith(f"bytes {have}-"):
-                remove(part)
-                raise ConnectionError("the server sent another part of the file than was asked for")
-            total = int(span.rpartition("/")[2]) if span.rpartition("/")[2].isdecimal() else have + int(length)
-        else:
+        length, span = (response.headers.get(f"Content-{name}", "") for name in ("Length", "Range"))
+        if response.status != 206:
             have = 0
-            total = int(length)
+        elif not span.startswith(f"bytes {have}-"):
+            remove(part)
+            raise ConnectionError("the server sent another part of the file than was asked for")
+        stated = span.rpartition("/")[2] if response.status == 206 else ""
+        total = int(stated) if stated.isdecimal() else have + (int(length) if length.isdecimal() else 0)
         limits.check(total, url)
         etag = response.headers.get("ETag", "")
         version = etag if etag and not etag.startswith("W/") else response.headers.get("Last-Modified", "")
@@ -192,7 +189,7 @@ def _attempt(url: str, part: Path, limits: Limits) -> None:
                     break
                 file.write(block)
                 progress.update(file.tell() // MB)
-    size = part.stat().st_size
+    size = size_of(part)
     limits.check(size, url)
     if total and size < total:
         raise ConnectionError(f"the connection closed after {size} of {total} bytes")

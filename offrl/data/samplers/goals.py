@@ -24,6 +24,7 @@ from offrl.data.samplers.transitions import (
     check_order,
     column_of,
     draw_rows,
+    is_single,
     last_of_episodes,
     table_of,
 )
@@ -41,6 +42,11 @@ LOW_GOALS, HIGH_GOALS, HIGH_TARGETS, HIGH_TARGET_STATES = (
     "high_target_states",
 )
 OPTION_GOALS, OPTION_STATES, OPTION_SUCCESSES = "option_goals", "option_states", "option_successes"
+
+# of windows of two levels
+VALUE_SUBGOALS = "value_subgoals"  # where a window of the values' goals ends, as a goal [B, G]
+KNOWN = "known"  # [B] float: 0 where nothing follows the row in its trajectory, and the goal is elsewhere
+LOW_VALUE_GOALS, LOW_SUCCESSES = "low_value_goals", "low_successes"
 
 ACHIEVED = "achieved_goals"
 
@@ -263,3 +269,49 @@ class GoalSampler:
             OPTION_GOALS: source.goal(aim),
             OPTION_SUCCESSES: (end == aim).float(),
         }
+
+
+@dataclass(frozen=True)
+class HorizonSampler(GoalSampler):
+    """Transitions with goals for two levels, of which the high one looks n steps ahead (SHARSA, arXiv 2506.04168): each
+    with windows of up to `subgoal_steps` steps that end at the goal or at the trajectory's last row.
+
+    values' goals: VALUE_GOALS, SPAN and SUCCESSES (see `goals.cut`), VALUE_SUBGOALS, WINDOW_STATES, KNOWN. The
+    policy's: HIGH_GOALS and where their windows end, HIGH_TARGETS. LOW_GOALS: subgoal_steps ahead, whatever the goal.
+    low: the mixture of LOW_VALUE_GOALS, which LOW_SUCCESSES says are the row's own state.
+    """
+
+    low: Mix | None = None
+
+    def prepare(self, dataset: Dataset) -> GoalRows:
+        """Prepare as GoalSampler does. Raises UserError where no row has another one behind it in its trajectory."""
+        source = super().prepare(dataset)
+        if is_single(source.last):
+            raise UserError(
+                f"{dataset.spec.name}: algo.subgoal_steps={self.subgoal_steps} looks ahead in the data, each of whose "
+                "episodes has one transition: say where episodes end (dataset.fields.truncations or episode_ends)"
+            )
+        return source
+
+    def __call__(self, source: GoalRows, key: Tensor, batch_size: int) -> Batch:
+        assert self.value is not None and self.actor is not None
+        keys = rng.split(key, 4)
+        rows = source.draw(keys[0], batch_size)
+        batch, last = source.table.take(rows), source.last[rows]
+        goals = choose(source, keys[1], rows, self.value).rows
+        span, reached = cut(rows, goals, last, self.subgoal_steps)
+        batch |= {
+            VALUE_GOALS: source.goal(goals),
+            SPAN: span,
+            SUCCESSES: reached.float(),
+            KNOWN: ((span > 0) | reached).float(),
+        }
+        batch |= {VALUE_SUBGOALS: source.goal(rows + span), WINDOW_STATES: source.state(rows + span)}
+        goal = choose(source, keys[2], rows, self.actor)
+        target = rows + cut(rows, goal.rows, last, self.subgoal_steps)[0]
+        batch |= {HIGH_GOALS: source.goal(aim(source, keys[2], goal)), HIGH_TARGETS: source.goal(target)}
+        batch[LOW_GOALS] = source.goal(torch.minimum(rows + self.subgoal_steps, last))
+        if self.low is not None:
+            goals = choose(source, keys[3], rows, self.low).rows
+            batch |= {LOW_VALUE_GOALS: source.goal(goals), LOW_SUCCESSES: (goals == rows).float()}
+        return batch

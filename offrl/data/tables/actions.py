@@ -20,7 +20,12 @@ def is_one_hot(columns: np.ndarray) -> bool:
     """Whether each row of [R, A], A > 1, has a single 1 among zeros."""
     if columns.ndim != 2 or columns.shape[1] < 2 or not len(columns):
         return False
-    return bool(((columns == 0) | (columns == 1)).all() and (columns.sum(1) == 1).all())
+    return bool(_single_ones(columns).all())
+
+
+def _single_ones(columns: np.ndarray) -> np.ndarray:
+    """Which rows of [R, A] have a single 1 among zeros, bool [R]."""
+    return ((columns == 0) | (columns == 1)).all(1) & (columns.sum(1) == 1)
 
 
 def as_actions(
@@ -68,11 +73,8 @@ def as_actions(
     integer = [c.dtype.kind in "biu" for c in columns]
     if kind == "one_hot" or (kind == "auto" and is_one_hot(stacked)):
         if not is_one_hot(stacked):
-            bad = np.flatnonzero(~(((stacked == 0) | (stacked == 1)).all(1) & (stacked.sum(1) == 1)))
-            raise UserError(
-                f"{where}: {setting}=one_hot, and row {int(bad[0]) if len(bad) else 0} of the actions has no single 1 "
-                "among zeros"
-            )
+            row = int(np.argmin(_single_ones(stacked))) if len(stacked) else 0
+            raise UserError(f"{where}: {setting}=one_hot, and row {row} of the actions has no single 1 among zeros")
         called = () if all(n.endswith(f"[{i}]") for i, n in enumerate(names)) else tuple(names)  # of an array: no names
         note = f"actions: one-hot columns, taken for one discrete choice: {listed_labels(names)}"
         return stacked.argmax(1).astype(np.int64), len(names), called, note
@@ -116,14 +118,12 @@ def _combinations(
     stacked: np.ndarray, names: Sequence[str], where: str
 ) -> tuple[np.ndarray, int, tuple[str, ...], str]:
     """The numbers of the combinations of several choices; see `as_actions`."""
-    if not np.isfinite(stacked).all() or not (stacked == np.rint(stacked)).all() or (stacked < 0).any():
-        bad = ~np.isfinite(stacked) | (stacked != np.rint(stacked)) | (stacked < 0)
-        row = int(np.flatnonzero(bad.any(1))[0])
-        column = names[int(bad[row].argmax())]
-        value = stacked[row][bad[row]][0]
+    bad = ~np.isfinite(stacked) | (stacked != np.rint(stacked)) | (stacked < 0)
+    if bad.any():
+        row, column = np.argwhere(bad)[0].tolist()
         raise UserError(
-            f"{where}: dataset.action_kind=multi_discrete, and column '{column}' holds {value:g} in row {row}: number "
-            "choices from 0"
+            f"{where}: dataset.action_kind=multi_discrete, and column '{names[column]}' holds "
+            f"{stacked[row, column]:g} in row {row}: number choices from 0"
         )
     sizes = tuple(int(v) + 1 for v in stacked.max(0))
     total = int(np.prod(np.array(sizes, object)))

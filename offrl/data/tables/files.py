@@ -173,11 +173,6 @@ class Files(Tabular):
         return result
 
 
-def open_table(path: Path, decimal: str = "auto") -> Tabular:
-    """The table of a file. decimal: as `dataset.decimal`. Raises UserError."""
-    return CsvFile(path, decimal) if is_csv(path) else ParquetTable(path)
-
-
 def read(
     name: str, paths: Sequence[Path], config: DatasetConfig, memory: Memory, optional: Collection[str] = ()
 ) -> RawData:
@@ -192,9 +187,10 @@ def read(
             raise UserError(f"there is no file {path}.{nearest(path.name, siblings)}")
         if not is_csv(path) and file_type(path) != "parquet":
             raise UserError(f"{path} is no Parquet file, whatever its name says")
-    tables = [open_table(p, config.decimal) for p in paths]
+    tables = [CsvFile(p, config.decimal) if is_csv(p) else ParquetTable(p) for p in paths]
+    table: Tabular = tables[0]
     if len(tables) == 1:
-        table, stem = tables[0], paths[0].name
+        stem = paths[0].name
     else:
         table = Files(tables, f"{paths[0].parent}/ ({len(paths)} files)")
         stem = (

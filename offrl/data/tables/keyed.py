@@ -39,18 +39,6 @@ def read_item(name: str, item: Any, memory: Memory, where: str, notes: list[str]
     return values
 
 
-def _kind(dtype: np.dtype) -> str:
-    return (
-        "number"
-        if dtype.kind in NUMBERS
-        else "text"
-        if dtype.kind in TEXTS
-        else "time"
-        if dtype.kind in TIMES
-        else "other"
-    )
-
-
 def _texts(values: np.ndarray) -> np.ndarray:
     """Texts as objects, of bytes those of UTF-8."""
     return np.array([v.decode(errors="replace") if isinstance(v, bytes) else str(v) for v in values.tolist()], object)
@@ -77,7 +65,8 @@ class _Keyed(Tabular):
 
     def kinds(self) -> dict[str, str]:
         """See `Tabular`."""
-        return {name: _kind(dtype) for name, dtype in self.dtypes.items()}
+        kinds = dict.fromkeys(NUMBERS, "number") | dict.fromkeys(TEXTS, "text") | dict.fromkeys(TIMES, "time")
+        return {name: kinds.get(dtype.kind, "other") for name, dtype in self.dtypes.items()}
 
     def read(self, names: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:
         """See `Tabular`."""

@@ -53,11 +53,8 @@ def named_text(path: Path) -> bool:
 def is_text(path: Path) -> bool:
     """True where the file holds JSON: its first bytes say it, or its name where it is empty or damaged."""
     try:
-        with path.open("rb") as file:
-            head = file.read(64)
-        if head.startswith(_GZIP):
-            with gzip.open(path) as unpacked:
-                head = unpacked.read(64)
+        with path.open("rb") as raw:
+            head = _unpacked(raw).read(64)
     except (OSError, EOFError, zlib.error):
         return named_text(path)
     head = head.removeprefix(b"\xef\xbb\xbf").lstrip()
@@ -185,12 +182,10 @@ def _lines(path: Path) -> Iterator[tuple[int, str | UserError]]:
     number, blank = 0, 0
     try:
         with path.open("rb") as raw:
-            packed = raw.read(2) == _GZIP
-            raw.seek(0)
-            if packed:  # before any of it is parsed, which takes a hundred times as long
+            if (file := _unpacked(raw)) is not raw:  # before any of it is parsed, which takes a hundred times as long
                 refuse_growth(f"{path}, unpacked,", _unpacked_size(raw), path.stat().st_size)
                 raw.seek(0)
-            for number, line in enumerate(gzip.GzipFile(fileobj=raw) if packed else raw, 1):
+            for number, line in enumerate(file, 1):
                 if number == 1:
                     line = line.removeprefix(b"\xef\xbb\xbf")
                 if not line.strip():
@@ -214,6 +209,13 @@ def _lines(path: Path) -> Iterator[tuple[int, str | UserError]]:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
 
 
+def _unpacked(raw: Any) -> Any:
+    """A file of the same content that is not packed; the file itself where it is none of gzip."""
+    packed = raw.read(2) == _GZIP
+    raw.seek(0)
+    return gzip.GzipFile(fileobj=raw) if packed else raw
+
+
 def _unpacked_size(raw: Any) -> int:
     """The bytes that a gzip file unpacks to, or of a damaged one those before the damage; no more are unpacked than may
     be.
@@ -230,9 +232,7 @@ def _whole(path: Path) -> Any:
     """The file as one JSON value, or a UserError."""
     try:
         with path.open("rb") as raw:
-            packed = raw.read(2) == _GZIP
-            raw.seek(0)
-            text = (gzip.GzipFile(fileobj=raw) if packed else raw).read()
+            text = _unpacked(raw).read()
         return _parse(text.decode("utf-8-sig"), f"{path}:")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         return UserError(f"{path} cannot be read ({error}); {_DAMAGE}")

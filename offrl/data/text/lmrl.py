@@ -43,10 +43,6 @@ def form_of(item: Any, where: str) -> Form:
     raise UserError(f"{where} is no episode that offrl knows, which would have {known}; it has {content}")
 
 
-def _canonical(item: Any, where: str) -> dict[str, Any]:
-    return item  # TextBuilder checks it
-
-
 def _need(item: Any, keys: tuple[str, ...], kind: type, type_name: str, where: str) -> Any:
     """The value of the first of `keys` that is there, of the type `kind`."""
     if not isinstance(item, dict):
@@ -181,7 +177,7 @@ def _dialogue(item: Any, where: str) -> dict[str, Any] | None:
 
 
 _FORMS: tuple[tuple[tuple[str, ...], Form], ...] = (
-    (("turns",), _canonical),
+    (("turns",), lambda item, where: item),  # TextBuilder checks it
     (("sequence",), _sequence),
     (("text_history",), _history),
     (("conversation", "lines"), _dialogue),

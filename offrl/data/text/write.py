@@ -17,7 +17,7 @@ from offrl.data.dataset import Dataset
 from offrl.data.formats import minari
 from offrl.data.text import minari as minari_text
 from offrl.data.text.dataset import fingerprint, to_episodes, used_strings
-from offrl.data.text.files import TextFile, header, load, task_words
+from offrl.data.text.files import header, load, task_words
 from offrl.data.writing import write_minari as minari_layout
 from offrl.data.writing.output_path import atomic_output, output_path
 from offrl.data.writing.write import Progress, add_namespaces, refuse_difference
@@ -58,7 +58,12 @@ def write_text(
         else:
             _write_minari(written, data_id, dataset, metadata, advance)
             reread = minari_text.load(written, config)
-        _compare(dataset, reread, path)
+        contents = [
+            (fingerprint(d), d.spec.task and task_words(d.spec.task), [e["meta"] for e in to_episodes(d)])
+            for d in (dataset, reread.dataset)
+        ]
+        same = {name: a == b for name, a, b in zip(("turns", "task", "meta"), *contents, strict=True)}
+        refuse_difference(same, path)
     if form == "minari":
         add_namespaces(path, data_id)
     return path
@@ -90,7 +95,7 @@ def _write_minari(
         raise UserError(f"{name}: a text has a zero character, which HDF5 cannot keep; write JSON lines (.jsonl)")
 
     def space(columns: tuple[str, ...]) -> Text:
-        texts = _texts(dataset, columns)
+        texts = [dataset.strings[k] for k in used_strings(dataset, columns)]
         letters = "".join(sorted({letter for text in texts for letter in text}))
         return Text(max(1, *map(len, texts), 1), min_length=0, charset=letters or "a")
 
@@ -115,11 +120,6 @@ def _write_minari(
     minari_layout.write_dataset(folder, data_id, spaces, episodes, len(dataset), dataset.num_episodes, meta)
 
 
-def _texts(dataset: Dataset, columns: tuple[str, ...]) -> list[str]:
-    """The different texts in some columns."""
-    return [dataset.strings[k] for k in used_strings(dataset, columns)]
-
-
 def _episodes(dataset: Dataset, advance: Callable[[int], None]) -> Iterator[dict[str, Any]]:
     import h5py
 
@@ -138,17 +138,3 @@ def _episodes(dataset: Dataset, advance: Callable[[int], None]) -> Iterator[dict
             "infos": {},
         }
         advance(number)
-
-
-def _compare(dataset: Dataset, reread: TextFile, path: Path) -> None:
-    read = reread.dataset
-    same = {
-        "turns": fingerprint(dataset) == read.fingerprint,
-        "task": _words(dataset) == _words(read),
-        "meta": [e["meta"] for e in to_episodes(dataset)] == [e["meta"] for e in to_episodes(read)],
-    }
-    refuse_difference(same, path)
-
-
-def _words(dataset: Dataset) -> Any:
-    return None if dataset.spec.task is None else task_words(dataset.spec.task)

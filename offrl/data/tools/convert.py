@@ -58,6 +58,16 @@ class Written:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class _Output:
+    """Where a tool writes, and how."""
+
+    target: str
+    form: str  # d4rl | minari | jsonl
+    force: bool
+    progress: Progress | None
+
+
 def convert(
     config: DatasetConfig, out: str, form: str = "auto", *, force: bool = False, progress: Progress | None = None
 ) -> Written:
@@ -69,15 +79,13 @@ def convert(
     minari. Raises UserError for faulty data (unless `config.check` is off), for settings that change the data when they
     are loaded, and for what `write_data` and `write_text` refuse.
     """
-    form = _form(out, form, force)
+    output = _output(out, form, force, progress)
     if (texts := _texts(config)) is not None:
-        return _write_texts(
-            texts, out, form, [f"converted from {text_tools.origin(texts.dataset, config.name)}"], force, progress
-        )
+        return _write_texts(texts, output, [f"converted from {text_tools.origin(texts.dataset, config.name)}"])
     with _memory(config) as memory:
         raw = read_whole(config, memory)
         check(raw, config)
-        return _write(raw, out, form, [f"converted from {_origin(raw)}"], force, progress, memory)
+        return _write(raw, output, [f"converted from {_origin(raw)}"], memory)
 
 
 def subset(
@@ -93,22 +101,19 @@ def subset(
 
     Actions keep the range of the whole. Faults are looked for in what is kept. Raises UserError where nothing is left.
     """
-    form = _form(out, form, force)
+    output = _output(out, form, force, progress)
     if (texts := _texts(config, choice.drop_faulty)) is not None:
         selection, description = text_tools.take(texts, choice, config.name)
-        return _write_texts(
-            selection, out, form, [f"{description} of {text_tools.origin(texts.dataset, config.name)}"], force, progress
-        )
+        origin = text_tools.origin(texts.dataset, config.name)
+        return _write_texts(selection, output, [f"{description} of {origin}"])
     with _memory(config) as memory:
         raw = read_whole(config, memory)
-        faults = form_faults(raw)
-        if faults:
-            refuse(raw, faults, config.check)
+        refuse(raw, form_faults(raw), config.check)
         settle(raw)
         part, description = take(raw, choice, memory, config)
         part.path = f"{raw.where} ({description})"
         check(part, config)
-        return _write(part, out, form, [f"{description} of {_origin(raw)}"], force, progress, memory)
+        return _write(part, output, [f"{description} of {_origin(raw)}"], memory)
 
 
 def merge(
@@ -126,10 +131,10 @@ def merge(
     """
     if len(configs) < 2:
         raise UserError("offrl data merge needs two datasets at least, and the name of the new one")
-    form = _form(out, form, force)
+    output = _output(out, form, force, progress)
     read = [_texts(config) for config in configs]
     if any(t is not None for t in read):
-        return _merge_texts(read, configs, out, form, force, progress)
+        return _merge_texts(read, configs, output)
     with _memory(configs[0]) as memory:
         parts = []
         for config in configs:
@@ -137,7 +142,7 @@ def merge(
             check(parts[-1], config)
             settle(parts[-1])
         raw, notes = join(parts, memory)
-        return _write(raw, out, form, [f"merged from {_origin(p)}" for p in parts], force, progress, memory, notes)
+        return _write(raw, output, [f"merged from {_origin(p)}" for p in parts], memory, notes)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -255,15 +260,15 @@ def _fingerprint(raw: RawData) -> str:
     return fingerprint(loaded, find_ends(raw))
 
 
-def _form(out: str, form: str, force: bool) -> str:
-    """The format that `form` means for `out`. Raises UserError at once where nothing could be written there."""
+def _output(out: str, form: str, force: bool, progress: Progress | None) -> _Output:
+    """Where to write, in the format that `form` means for `out`. Raises UserError at once where nothing could be."""
     if form not in FORMS:
         raise UserError(f"format={form} is not allowed; choose one of {', '.join(FORMS)}")
     if form == "auto":
         name = Path(out).name.lower()
         form = "d4rl" if name.endswith(D4RL_SUFFIX) else "jsonl" if name.endswith(TEXT_SUFFIX) else "minari"
     output_path(out, form, force=force)
-    return form
+    return _Output(out, form, force, progress)
 
 
 def _maker() -> str:
@@ -273,33 +278,21 @@ def _maker() -> str:
         return "offrl"
 
 
-def _write_texts(
-    texts: TextFile,
-    out: str,
-    form: str,
-    steps: list[str],
-    force: bool,
-    progress: Progress | None,
-    notes: Sequence[str] = (),
-) -> Written:
-    if form == "d4rl":
+def _write_texts(texts: TextFile, output: _Output, steps: list[str], notes: Sequence[str] = ()) -> Written:
+    if output.form == "d4rl":
         raise UserError(
-            f"{out}: D4RL's layout holds numbers, and the data are texts: write JSON lines (.jsonl) or a Minari dataset"
+            f"{output.target}: D4RL's layout holds numbers, and the data are texts: write JSON lines (.jsonl) or a "
+            "Minari dataset"
         )
     dataset, history = texts.dataset, [*texts.metadata.get("history", []), *(f"{step}; {_maker()}" for step in steps)]
-    path = write_text(dataset, out, form, texts.metadata | {"history": history}, force=force, progress=progress)
+    path = write_text(dataset, **vars(output), metadata=texts.metadata | {"history": history})
     left_out = [f"left out: {fault}" for fault in texts.faults]
-    return Written(path, form, len(dataset), dataset.num_episodes, text_fingerprint(dataset), (*notes, *left_out))
+    return Written(
+        path, output.form, len(dataset), dataset.num_episodes, text_fingerprint(dataset), (*notes, *left_out)
+    )
 
 
-def _merge_texts(
-    read: Sequence[TextFile | None],
-    configs: Sequence[DatasetConfig],
-    out: str,
-    form: str,
-    force: bool,
-    progress: Progress | None,
-) -> Written:
+def _merge_texts(read: Sequence[TextFile | None], configs: Sequence[DatasetConfig], output: _Output) -> Written:
     names = [config.name for config in configs]
     texts = [t for t in read if t is not None]
     if len(texts) < len(read):
@@ -309,21 +302,12 @@ def _merge_texts(
         )
     merged, notes = text_tools.join(texts, names)
     steps = [f"merged from {text_tools.origin(t.dataset, c.name)}" for t, c in zip(texts, configs, strict=True)]
-    return _write_texts(merged, out, form, steps, force, progress, notes)
+    return _write_texts(merged, output, steps, notes)
 
 
-def _write(
-    raw: RawData,
-    out: str,
-    form: str,
-    steps: list[str],
-    force: bool,
-    progress: Progress | None,
-    memory: Memory,
-    notes: Sequence[str] = (),
-) -> Written:
+def _write(raw: RawData, output: _Output, steps: list[str], memory: Memory, notes: Sequence[str] = ()) -> Written:
     raw.metadata = {k: v for k, v in raw.metadata.items() if k != "description" or "converted" in steps[0]}
     history = [*raw.metadata.get("history", []), *(f"{step}; {_maker()}" for step in steps), *raw.notes]
-    path = write_data(raw, out, form, {"history": history}, force=force, progress=progress, memory=memory)
+    path = write_data(raw, **vars(output), metadata={"history": history}, memory=memory)
     ends = find_ends(raw)
-    return Written(path, form, raw.rows, int(ends.sum()), _fingerprint(raw), tuple(notes))
+    return Written(path, output.form, raw.rows, int(ends.sum()), _fingerprint(raw), tuple(notes))

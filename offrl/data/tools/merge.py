@@ -26,7 +26,7 @@ def join(parts: Sequence[RawData], memory: Memory) -> tuple[RawData, list[str]]:
     for other in parts[1:]:
         _agree(first, other)
     ends = [find_ends(p) for p in parts]
-    rows, offsets = sum(p.rows for p in parts), np.cumsum([0, *(p.rows for p in parts)])[:-1]
+    offsets = np.cumsum([0, *(p.rows for p in parts)])[:-1]
     names = [n for n in first.columns if all(n in p.columns for p in parts)]
     for part in parts:
         for name in part.columns:
@@ -43,11 +43,10 @@ def join(parts: Sequence[RawData], memory: Memory) -> tuple[RawData, list[str]]:
         notes.append(f"actions: the choices of all of them are numbered {listed_labels(labels)}")
     columns: dict[str, np.ndarray] = {}
     for name in dict.fromkeys([*names, *(n for n in FLAGS if any(n in p.columns for p in parts))]):
-        like = next(p.columns[name] for p in parts if name in p.columns)
-        out = columns[name] = memory.empty(name, (rows, *like.shape[1:]), like.dtype)
-        for part, at, number in zip(parts, offsets, numbers, strict=True):
-            values = part.columns.get(name, False)
-            out[at : at + part.rows] = number[values] if labels and name == "actions" else values
+        values = [p.columns[name] if name in p.columns else np.zeros(p.rows, bool) for p in parts]
+        if labels and name == "actions":
+            values = [number[v] for number, v in zip(numbers, values, strict=True)]
+        columns[name] = memory.joined(name, values)
     columns[SOURCE], sources = _sources(parts, offsets)
     raw = replace(first, columns=columns, name="merged", path="", notes=[], warnings=[], jump_rows=None)
     raw.episode_ends = np.concatenate(ends)
@@ -60,12 +59,8 @@ def join(parts: Sequence[RawData], memory: Memory) -> tuple[RawData, list[str]]:
     raw.num_actions, raw.labels = len(labels) or max(p.num_actions for p in parts), labels
     lasts = [np.flatnonzero(e) for e in ends]
     if "next_observations" in columns:
-        unknown = [starts_elsewhere(p, last) for p, last in zip(parts, lasts, strict=True)]
-        last, unknown_ends = (
-            np.concatenate([last + at for last, at in zip(lasts, offsets, strict=True)]),
-            np.concatenate(unknown),
-        )
-        if forgotten := point_elsewhere(raw, last, unknown_ends):
+        unknown = np.concatenate([starts_elsewhere(p, last) for p, last in zip(parts, lasts, strict=True)])
+        if forgotten := point_elsewhere(raw, np.flatnonzero(np.concatenate(ends)), unknown):
             notes.append(
                 f"{forgotten:,} terminals lead to the next episode's start, in some of the files only: merged, that "
                 "counts as known"

@@ -110,9 +110,7 @@ def canonical_raw(raw: RawData) -> RawData:
     raw.settle_kind()
     if raw.episode_ends is not None:
         raw.episode_ends = np.asarray(raw.episode_ends, bool)
-    faults = form_faults(raw)
-    if faults:
-        refuse(raw, faults)
+    refuse(raw, form_faults(raw))
     raw.final_columns = {k: canonical(k, v, raw.where) for k, v in raw.final_columns.items()}
     return raw
 

@@ -26,21 +26,7 @@ from offrl.system import trust
 from offrl.tasks.task import Task
 
 # keys of metadata.json that the storage writes, or that follow from the record
-_OURS = (
-    "total_episodes",
-    "total_steps",
-    "dataset_size",
-    "data_format",
-    "jpeg_encoding",
-    "observation_space",
-    "action_space",
-    "env_id",
-    "env_kwargs",
-    "ref_label",
-    "dataset_id",
-    "minari_version",
-    source.RECORD,
-)
+_OURS = (*source.NOT_ABOUT, "observation_space", "env_id", "env_kwargs", "ref_label")
 
 
 def write(
