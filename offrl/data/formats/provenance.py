@@ -225,21 +225,12 @@ def task_of(raw: RawData, metadata: Mapping[str, Any]) -> Task | None:
 
 def extra_columns(record: Record) -> list[str]:
     """The columns that lie under Minari's infos: whatever its layout has no place for."""
-    inside = ("observations", "actions", "rewards", "terminations", "truncations")
-    names = [
-        c for c in record.columns if c not in inside and (c != "next_observations" or record.successors == "stored")
-    ]
-    return [*(c for c in names if c not in _goals(record)), *record.infos]
-
-
-def _goals(record: Record) -> list[str]:
-    """Columns that are read from the entries of a Dict observation."""
-    space = dict_space(record)
-    return [
-        k + "s"
-        for k in ("achieved_goal", "desired_goal")
-        if space and k in space["subspaces"] and k + "s" in record.columns
-    ]
+    inside = {"observations", "actions", "rewards", *FLAGS}
+    if record.successors != "stored":
+        inside.add("next_observations")
+    if space := dict_space(record):  # of whose entries goals are read
+        inside |= {goal + "s" for goal in ("achieved_goal", "desired_goal") if goal in space["subspaces"]}
+    return [*(c for c in record.columns if c not in inside), *record.infos]
 
 
 def dict_space(record: Record) -> dict[str, Any] | None:

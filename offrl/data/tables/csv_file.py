@@ -62,9 +62,7 @@ class CsvFile(Tabular):
                 f"{path}: its first line holds numbers ({head.strip()[:60]}): give it a first line with the columns' "
                 "names"
             )
-        twice = sorted({n for n in self.names if n and self.names.count(n) > 1})
-        if twice:
-            raise UserError(f"{path} has a column twice: {', '.join(twice)}")
+        self.refuse_doubles()
         self.units = self._units()
 
     def read(self, names: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:

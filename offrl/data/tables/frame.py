@@ -58,8 +58,7 @@ class Frame(Tabular):
                 self.time = "" if at is None else str(names[at])
         self.frame, self.where = frame, where
         self.names = [str(c) for c in frame.columns]
-        if twice := sorted({n for n in self.names if self.names.count(n) > 1}):
-            raise UserError(f"{where} has a column twice: {', '.join(twice)}")
+        self.refuse_doubles()
 
     def kinds(self) -> dict[str, str]:
         """See `Tabular`; by the types of the columns."""

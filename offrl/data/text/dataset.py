@@ -258,13 +258,11 @@ def _kind(value: Any) -> str:
 
 def refuse_settings(config: DatasetConfig, name: str) -> None:
     """Raises UserError for a setting that asks for what only numbers allow."""
-    default = DatasetConfig()
-    for key in NUMBERS_ONLY:
-        if getattr(config, key) != getattr(default, key):
-            raise UserError(
-                f"{name} holds texts, and dataset.{key} is for numbers: leave it out, and take an algorithm for texts, "
-                "such as lm_bc or ilql (others set it by themselves)"
-            )
+    if changed := config.changed(NUMBERS_ONLY):
+        raise UserError(
+            f"{name} holds texts, and dataset.{changed[0]} is for numbers: leave it out, and take an algorithm for "
+            "texts, such as lm_bc or ilql (others set it by themselves)"
+        )
     if config.weighting == "advantage":
         raise UserError(
             f"dataset.weighting=advantage fits values to observations of numbers; {name} holds texts: use return or top"

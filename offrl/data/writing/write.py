@@ -58,7 +58,8 @@ def write_data(
         raise UserError(
             f"{target}: JSON lines hold texts, and {raw.where} holds numbers: write .hdf5 or a Minari dataset"
         )
-    metadata = _named(metadata or {})
+    aliases = {"algorithm": "algorithm_name", "email": "author_email"}  # Minari's words
+    metadata = {aliases.get(k, k): v for k, v in (metadata or {}).items() if v is not None}
     name = str(metadata.get("dataset_id") or "")
     path, data_id = output_path(target, form, name, force)
     raw = canonical_raw(raw)
@@ -85,12 +86,6 @@ def add_namespaces(path: Path, data_id: str) -> None:
         minari_layout.add_namespaces(path, data_id)
     except OSError as error:
         raise write_error(error, path) from None
-
-
-def _named(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """`metadata` in Minari's words: author_email for email, algorithm_name for algorithm."""
-    aliases = {"algorithm": "algorithm_name", "email": "author_email"}
-    return {aliases.get(k, k): v for k, v in metadata.items() if v is not None}
 
 
 def canonical_raw(raw: RawData) -> RawData:

@@ -36,6 +36,7 @@ def write(
 
     Where the final observation of an episode is not known, its last observation stands there twice; the record says so.
     """
+    import gymnasium as gym
     import minari
     from minari.dataset.minari_storage import MinariStorage
 
@@ -49,7 +50,12 @@ def write(
             f"{raw.where}: Minari {minari.__version__} keeps images as JPEG, which loses bits: pip install "
             "'minari>=0.5.4'"
         )
-    spaces = observation_space, _action_space(raw, record)
+    if record.spec.discrete:
+        action_space: gym.Space = gym.spaces.Discrete(record.spec.num_actions)
+    else:
+        low, high = (np.asarray(x, np.float32) for x in (record.spec.action_low, record.spec.action_high))
+        action_space = gym.spaces.Box(low, high, dtype=np.float32)
+    spaces = observation_space, action_space
     meta = _about(raw, record) | {source.RECORD: record.to_json()}
     episodes = _episodes(raw, ends, record, split, advance)
     write_dataset(folder, data_id, spaces, episodes, raw.rows, int(ends.sum()), meta, **options)
@@ -188,15 +194,6 @@ def _observation_space(raw: RawData, record: Record) -> tuple[Any, Callable[[np.
         return spaces.Dict(boxes), split
     low, high = (0, 255) if dtype == np.uint8 else (-np.inf, np.inf)
     return spaces.Box(low, high, shape, dtype.type), lambda rows: rows
-
-
-def _action_space(raw: RawData, record: Record) -> Any:
-    from gymnasium import spaces
-
-    if record.spec.discrete:
-        return spaces.Discrete(record.spec.num_actions)
-    low, high = (np.asarray(x, np.float32) for x in (record.spec.action_low, record.spec.action_high))
-    return spaces.Box(low, high, dtype=np.float32)
 
 
 def _about(raw: RawData, record: Record) -> dict[str, Any]:
