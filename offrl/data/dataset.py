@@ -100,10 +100,8 @@ class DataSpec:
         if not isinstance(data, Mapping):
             raise UserError(f"{where} is damaged: it has {str(data)[:40]!r} where what offrl writes of its data is due")
         check_types(cls, {k: v for k, v in data.items() if k != "task"}, where)
-        values = {f.name: data[f.name] for f in fields(cls) if f.name in data}
-        for key, value in values.items():
-            if isinstance(value, list):
-                values[key] = tuple(value)
+        known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in known.items()}
         for key in ("observation_columns", "action_columns"):
             values[key] = tuple(
                 ColumnSpec(**{f.name: c[f.name] for f in fields(ColumnSpec) if f.name in c})

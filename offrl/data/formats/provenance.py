@@ -131,20 +131,18 @@ def describe(raw: RawData, ends: np.ndarray, task: Task | None, metadata: Mappin
         record.unknown = np.flatnonzero(~raw.final_known).tolist()
     if "next_observations" in columns:
         record.unknown = [
-            e for e in np.flatnonzero(starts_elsewhere(raw, last)).tolist() if _starts_next(raw, int(last[e]))
+            e
+            for e in np.flatnonzero(starts_elsewhere(raw, last)).tolist()
+            if identical(columns["next_observations"][last[e]], columns["observations"][(last[e] + 1) % raw.rows])
         ]
         if not follows(raw, ends):
             record.successors = "stored"
     return record
 
 
-def _starts_next(raw: RawData, row: int) -> bool:
-    """True where the stored successor of `row` is the next row's observation bit for bit: 0 and -0 are equal, but not
-    to be exchanged.
-    """
-    return bool(
-        raw.columns["next_observations"][row].tobytes() == raw.columns["observations"][(row + 1) % raw.rows].tobytes()
-    )
+def identical(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays are the same bit for bit: 0 and -0 are equal, but not to be exchanged."""
+    return a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 def follows(raw: RawData, ends: np.ndarray) -> bool:
@@ -152,8 +150,7 @@ def follows(raw: RawData, ends: np.ndarray) -> bool:
     observations, successors = raw.columns["observations"], raw.columns["next_observations"]
     for part in chunks(raw.rows - 1):
         inside = ~ends[part]
-        a, b = successors[part][inside], observations[part.start + 1 : part.stop + 1][inside]
-        if a.tobytes() != b.tobytes():
+        if not identical(successors[part][inside], observations[part.start + 1 : part.stop + 1][inside]):
             return False
     return True
 

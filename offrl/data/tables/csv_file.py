@@ -43,7 +43,7 @@ class CsvFile(Tabular):
     Before the header may stand empty lines, Excel's `sep=;` and comments (#); after it a row of units, which is left
     out and noted."""
 
-    def __init__(self, path: Path, decimal: str = "auto") -> None:
+    def __init__(self, path: Path, decimal: str) -> None:
         """decimal: as `dataset.decimal`."""
         self.path, self.where = path, str(path)
         self.marks = Marks(self.where, decimal)

@@ -38,7 +38,7 @@ class Frame(Tabular):
 
     by_column = True
 
-    def __init__(self, frame: Any, where: str = NAME) -> None:
+    def __init__(self, frame: Any, where: str) -> None:
         """Raises UserError for what is no DataFrame, and for a column twice."""
         if not is_frame(frame):
             raise UserError(f"{where}: a DataFrame of pandas or polars is due, and this is a {type(frame).__name__}")

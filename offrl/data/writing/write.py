@@ -16,7 +16,7 @@ import numpy as np
 
 from offrl.data.containers.hdf5_sink import new_hdf5
 from offrl.data.formats import d4rl, minari
-from offrl.data.formats.provenance import Record, describe, task_of, written_truncations
+from offrl.data.formats.provenance import Record, describe, identical, task_of, written_truncations
 from offrl.data.loading.assemble import fingerprint
 from offrl.data.memory import IN_MEMORY, Memory, chunks, next_rows
 from offrl.data.raw import RawData, canonical
@@ -212,7 +212,10 @@ def _compare(raw: RawData, reread: RawData, ends: np.ndarray, record: Record, pa
         and (not raw.discrete or reread.num_actions == record.spec.num_actions),
         "action range": raw.discrete
         or (np.array_equal(reread.action_low, raw.action_low) and np.array_equal(reread.action_high, raw.action_high)),
-        **{k: _same(raw.final_columns[k], reread.final_columns.get(k)) for k in record.final_columns},
+        **{
+            k: k in reread.final_columns and identical(raw.final_columns[k], reread.final_columns[k])
+            for k in record.final_columns
+        },
     }
     refuse_difference(same, path)
 
@@ -224,10 +227,6 @@ def refuse_difference(same: Mapping[str, bool], path: Path) -> None:
             f"what was read back from the file for {path} differs ({', '.join(wrong)}): nothing was put there. A "
             "failing disk, or a fault of offrl: please report it"
         )
-
-
-def _same(a: np.ndarray, b: np.ndarray | None) -> bool:
-    return b is not None and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 def _steps(progress: Progress | None, raw: RawData) -> Callable[[int], None]:
