@@ -11,6 +11,7 @@ import copy
 import importlib
 import inspect
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -179,17 +180,15 @@ def _observation_space(raw: RawData, record: Record) -> tuple[Any, Callable[[np.
 
     space, shape, dtype = dict_space(record), record.spec.observation_shape, raw.columns["observations"].dtype
     if space is not None:
-        boxes: dict[str, spaces.Space] = {}
-        parts, at = {}, 0
-        for key in sorted(space["subspaces"]):
-            box = space["subspaces"][key]
+        boxes: dict[str, Any] = {}
+        for key, box in sorted(space["subspaces"].items()):
             low, high = (np.asarray(box[k], np.float32).reshape(box["shape"]) for k in ("low", "high"))
             boxes[key] = spaces.Box(low, high, tuple(box["shape"]), np.float32)
-            parts[key] = (slice(at, at + int(np.prod(box["shape"]))), tuple(box["shape"]))
-            at = parts[key][0].stop
+        bounds = np.cumsum([math.prod(box.shape) for box in boxes.values()])[:-1]
 
         def split(rows: np.ndarray) -> Any:
-            return {key: np.ascontiguousarray(rows[:, span]).reshape(-1, *form) for key, (span, form) in parts.items()}
+            parts = zip(boxes.items(), np.split(rows, bounds, 1), strict=True)
+            return {key: np.ascontiguousarray(part).reshape(-1, *box.shape) for (key, box), part in parts}
 
         return spaces.Dict(boxes), split
     low, high = (0, 255) if dtype == np.uint8 else (-np.inf, np.inf)
