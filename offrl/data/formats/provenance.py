@@ -180,10 +180,7 @@ def restore(raw: RawData, record: Record, ends: np.ndarray, explicit: Mapping[st
     raw.task, raw.discrete, raw.num_actions, raw.labels = spec.task, spec.discrete, spec.num_actions, spec.action_labels
     raw.source_columns = {"observations": spec.observation_columns, "actions": spec.action_columns}
     if not spec.discrete:
-        raw.action_low, raw.action_high = (
-            np.asarray(spec.action_low, np.float32),
-            np.asarray(spec.action_high, np.float32),
-        )
+        raw.action_low, raw.action_high = spec.action_bounds
     raw.metadata = {**raw.metadata, **record.about}
     if record.finals and record.unknown:
         raw.final_known = np.ones(record.episodes, bool)

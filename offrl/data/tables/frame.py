@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from offrl.data.dataset import Dataset
 from offrl.data.loading.assemble import assemble
 from offrl.data.raw import RawData
 from offrl.data.tables.build import build
@@ -16,9 +17,6 @@ from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import trust
 from offrl.tasks.task import Task
-
-if TYPE_CHECKING:
-    from offrl.data.dataset import Dataset
 
 NAME = "dataframe"
 TIMES = ("DatetimeIndex", "PeriodIndex", "TimedeltaIndex")

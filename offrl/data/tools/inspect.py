@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
+from offrl.data.loading.read import read_raw
 from offrl.data.memory import chunks
 from offrl.data.raw import RawData, bounds_of
 from offrl.data.raw.checks import find_faults
 from offrl.data.raw.infer import find_ends
+from offrl.data.text import tools as text_tools
+from offrl.data.text.inspect import TextReport, text_report
 from offrl.data.tools.findings import Findings, aligned, scores_of
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import trust
-
-if TYPE_CHECKING:
-    from offrl.data.text.inspect import TextReport
 
 MOST_DIMENSIONS, LONG = 30, 40  # of a column, that have rows of their own; characters of their names
 VECTORS = ("observations", "actions")  # whose dimensions have: next_observations are observations again
@@ -95,10 +95,6 @@ def inspect_dataset(config: DatasetConfig | str) -> Report | TextReport:
     """Read a dataset by path, name or id without refusing it for its faults, and report on it. Raises UserError when it
     is unreadable.
     """
-    from offrl.data.loading.read import read_raw
-    from offrl.data.text import tools as text_tools
-    from offrl.data.text.inspect import text_report
-
     config = DatasetConfig(name=config) if isinstance(config, str) else config
     texts = text_tools.read(config, faults=True)
     if texts is not None:

@@ -54,7 +54,7 @@ def write(
     if record.spec.discrete:
         action_space: gym.Space = gym.spaces.Discrete(record.spec.num_actions)
     else:
-        low, high = (np.asarray(x, np.float32) for x in (record.spec.action_low, record.spec.action_high))
+        low, high = record.spec.action_bounds
         action_space = gym.spaces.Box(low, high, dtype=np.float32)
     spaces = observation_space, action_space
     meta = _about(raw, record) | {source.RECORD: record.to_json()}
