@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from offrl import registry, video
 from offrl.data import load_dataset
 from offrl.data.dataset import Dataset
-from offrl.data.loading.arguments import as_dataset, is_user_data, name_of
+from offrl.data.loading.load import as_dataset, is_user_data, name_of
 from offrl.data.tables.frame import is_frame
 from offrl.data.transforms.apply import apply_transforms
 from offrl.data.transforms.reward_labels import Labeller

@@ -28,7 +28,7 @@ class Units:
         self.normalised = spec.observation_mean is not None
         self.mean, self.std = (np.asarray(x or (), np.float32) for x in (spec.observation_mean, spec.observation_std))
         if not spec.discrete:
-            self.low, self.high = (np.asarray(x, np.float32) for x in (spec.action_low, spec.action_high))
+            self.low, self.high = spec.action_bounds
 
     def observations(self, raw: np.ndarray) -> Tensor:
         """Observations of the environment [B, *O] as the model takes them: [B, O] float32."""

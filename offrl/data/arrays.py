@@ -14,7 +14,7 @@ from offrl.data.loading.assemble import assemble
 from offrl.data.raw import RawData, join_observations, lost
 from offrl.data.tables.build import build
 from offrl.data.tables.keyed import Arrays
-from offrl.data.tables.mapping import choose
+from offrl.data.tables.mapping import choose, used_columns
 from offrl.data.tables.names import column_of, meaning
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
@@ -116,7 +116,7 @@ def raw_from_arrays(values: Mapping[str, Any], config: DatasetConfig) -> RawData
         if not arrays[key].ndim:
             raise UserError(f"{config.name}: column '{key}' is a single value; it needs one for each row")
     example = "offrl.from_arrays("
-    used = {part.column for parts in choose(list(arrays), {}, config.name, example=example).values() for part in parts}
+    used = used_columns(choose(list(arrays), {}, config.name, example=example))
     extra = {key: key for key in arrays if key not in used and meaning(key) in ("", "costs")}
     raw = build(
         Arrays(arrays, config.name), replace(config, fields=extra), source="arrays", name=config.name, example=example

@@ -74,6 +74,18 @@ class DataSpec:
         """Width of `encode(actions)`."""
         return self.num_actions if self.discrete else self.action_dim
 
+    @property
+    def action_bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """The environment's range of actions, lowest and highest, [A] float32 each."""
+        return np.asarray(self.action_low, np.float32), np.asarray(self.action_high, np.float32)
+
+    @property
+    def observation_moments(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Mean and deviation by which the observations were normalised, [O] float32 each; None where they were not."""
+        if self.observation_mean is None or self.observation_std is None:
+            return None
+        return np.asarray(self.observation_mean, np.float32), np.asarray(self.observation_std, np.float32)
+
     def encode(self, actions: Tensor) -> Tensor:
         """Actions as network input: [B, A] as they are, discrete [B] as one-hot [B, K]."""
         if not self.discrete:
@@ -100,10 +112,8 @@ class DataSpec:
         if not isinstance(data, Mapping):
             raise UserError(f"{where} is damaged: it has {str(data)[:40]!r} where what offrl writes of its data is due")
         check_types(cls, {k: v for k, v in data.items() if k != "task"}, where)
-        values = {f.name: data[f.name] for f in fields(cls) if f.name in data}
-        for key, value in values.items():
-            if isinstance(value, list):
-                values[key] = tuple(value)
+        known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in known.items()}
         for key in ("observation_columns", "action_columns"):
             values[key] = tuple(
                 ColumnSpec(**{f.name: c[f.name] for f in fields(ColumnSpec) if f.name in c})

@@ -58,7 +58,7 @@ class TrainedPolicy:
         spec = algorithm.spec
         self.mean = None if spec.observation_mean is None else torch.tensor(spec.observation_mean)
         self.std = None if spec.observation_std is None else torch.tensor(spec.observation_std)
-        self.low, self.high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
+        self.low, self.high = spec.action_bounds
         self._carry: Any = None
         self._t = self._draws = 0
         self._ready: tuple[Actor, Tensor] | None = None  # what acts, and keys, on the device

@@ -138,8 +138,9 @@ def words(goals: Tensor, spec: DataSpec, names: Sequence[str] = (), digits: int 
     """Goals [B, G] as text for a language model, such as "x 3.2, y 0.96", in the environment's units; the first
     entries, as many as `names` has (none: all, numbered from 0)."""
     values = goals.double()
-    if not spec.goal_dim and spec.observation_mean is not None and spec.observation_std is not None:
-        values = values * torch.tensor(spec.observation_std).double() + torch.tensor(spec.observation_mean).double()
+    if not spec.goal_dim and (moments := spec.observation_moments) is not None:
+        mean, std = (torch.from_numpy(x).double() for x in moments)
+        values = values * std + mean
     labels = list(names) or [str(i) for i in range(values.shape[1])]
     return [
         ", ".join(f"{name} {round(x, digits) + 0.0:g}" for name, x in zip(labels, row, strict=False))

@@ -105,7 +105,7 @@ class Play:
         except BaseException:
             self.close()
             raise
-        self.low, self.high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
+        self.low, self.high = spec.action_bounds
         self.current = np.zeros((len(self.seats), *self.shape), self.kind)
         self.unstable: list[str] = self._stack.enter_context(mujoco_warnings())
 

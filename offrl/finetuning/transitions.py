@@ -62,10 +62,10 @@ def normal(spec: DataSpec, observations: np.ndarray) -> np.ndarray:
     """Observations [K, *O] of the environment as the algorithm sees them: with the data's statistics, which stay as
     they are.
     """
-    if spec.observation_mean is None or spec.observation_std is None:
+    if (moments := spec.observation_moments) is None:
         return observations
+    mean, std = moments
     flat = observations.astype(np.float32).reshape(len(observations), -1)
-    mean, std = np.asarray(spec.observation_mean, np.float32), np.asarray(spec.observation_std, np.float32)
     return ((flat - mean) / std).reshape(observations.shape)
 
 

@@ -116,7 +116,7 @@ def _own_density(name: str, policy: Any, dataset: Dataset) -> Tensor:
             )
         if spec.discrete:
             return densities
-        low, high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
+        low, high = spec.action_bounds
         return densities + float(np.log((high - low) / 2.0).sum())
     algorithm = getattr(policy, "algorithm", None)
     state: TrainState | None = getattr(policy, "state", None)

@@ -237,13 +237,10 @@ def raw_observations(dataset: Dataset, column: str) -> np.ndarray:
     """Observations as the environment gives them, which is what policies take: [R, *O] float32."""
     values = dataset.columns[column].numpy()
     spec = dataset.spec
-    if spec.observation_mean is None or spec.observation_std is None:
+    if (moments := spec.observation_moments) is None:
         return values
-    shape = values.shape
-    flat = values.reshape(len(values), -1) * np.asarray(spec.observation_std, np.float32) + np.asarray(
-        spec.observation_mean, np.float32
-    )
-    return flat.reshape(shape)
+    mean, std = moments
+    return (values.reshape(len(values), -1) * std + mean).reshape(values.shape)
 
 
 def _by_rows(
@@ -322,7 +319,7 @@ def scale(name: str, actions: Any, count: int, dataset: Dataset, used: np.ndarra
                 f"0..{spec.num_actions - 1}"
             )
         return choices
-    low, high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
+    low, high = spec.action_bounds
     span = np.where(high > low, high - low, 1.0)
     scaled = np.clip(2.0 * (np.where(used[:, None], values, low) - low) / span - 1.0, -1.0, 1.0)
     return np.where(high > low, scaled, 0.0).astype(np.float32)
@@ -332,7 +329,7 @@ def in_environment(spec: DataSpec, actions: Tensor) -> np.ndarray:
     """The inverse of `scale`: actions [B, A] of [-1, 1] in the environment's range, or choices [B]."""
     if spec.discrete:
         return actions.numpy()
-    low, high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
+    low, high = spec.action_bounds
     return (low + (actions.numpy() + 1.0) * 0.5 * (high - low)).astype(np.float32)
 
 

@@ -246,7 +246,7 @@ def _inputs(spec: DataSpec, columns: Mapping[str, np.ndarray], where: str) -> Te
         raise UserError(
             f"{where} was learnt on actions of {spec.action_dim} dimensions; these have shape {list(actions.shape)}"
         )
-    low, high = (np.asarray(bound, np.float32) for bound in (spec.action_low, spec.action_high))
+    low, high = spec.action_bounds
     return torch.cat([states, torch.from_numpy((2.0 * (actions - low) / (high - low) - 1.0).astype(np.float32))], -1)
 
 

@@ -4,6 +4,7 @@ fast.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -257,6 +258,11 @@ class DatasetConfig:
         """
         default = DatasetConfig()
         return replace(self, **{name: getattr(default, name) for name in marked(self, "place")})
+
+    def changed(self, names: Iterable[str]) -> list[str]:
+        """Those of some settings that are not at their defaults."""
+        default = DatasetConfig()
+        return [name for name in names if getattr(self, name) != getattr(default, name)]
 
     def of_any_layout(self, *missing: str) -> DatasetConfig:
         """These settings for a further source, which lacks the columns `missing`: its layout is found out, unless

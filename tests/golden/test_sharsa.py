@@ -15,7 +15,6 @@ from offrl import registry, rng
 from offrl.algorithm import TrainState
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import DataSpec
-from offrl.data.samplers import horizons
 from offrl.data.samplers.goals import DrawnGoals, HorizonSampler, Mix
 from offrl.errors import UserError
 from tests.support.golden import KEY, redraw
@@ -228,7 +227,7 @@ def test_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     source = sampler.prepare(data)
     none = torch.zeros(8, dtype=torch.bool)
     monkeypatch.setattr(type(source), "draw", lambda self, key, count: picked)
-    monkeypatch.setattr(horizons, "choose", lambda *_: DrawnGoals(goals, none, none, goals, none))
+    monkeypatch.setattr("offrl.data.samplers.goals.choose", lambda *_: DrawnGoals(goals, none, none, goals, none))
     batch = sampler(source, KEY, 8)
     assert batch["span"].tolist() == [2, 4, 4, 1, 0, 0, 0, 2]
     assert batch["successes"].tolist() == [1, 0, 1, 0, 0, 1, 1, 0]

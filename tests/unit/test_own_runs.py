@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import offrl
-from offrl.data.loading.arguments import is_user_data
+from offrl.data.loading.load import is_user_data
 from offrl.errors import UserError
 from offrl.ope.linear import LinearValues, gap, interval, values
 from offrl.ope.problem import make_problem

@@ -264,7 +264,7 @@ def test_files_of_an_episode_each_are_one_dataset(tmp_path: Path, how: str) -> N
         "python": "",
     }
     fields = {k: v for k, v in FIELDS.items() if k != "episode_ids"}
-    from offrl.data.loading.arguments import name_of
+    from offrl.data.loading.load import name_of
 
     data = load_dataset(DatasetConfig(name=names[how] or name_of(paths), fields=fields))
     assert data.episode_end.tolist() == [8, 16, 24]

@@ -76,13 +76,11 @@ class Sink:
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
         view[:] = bytes(len(view))
-        length = min(len(view), max(0, self.size - self.at))
+        filled, length = 0, min(len(view), max(0, self.size - self.at))
         os.lseek(self.handle, self.at, os.SEEK_SET)
-        while length and (stored := os.read(self.handle, length)):
-            at = min(len(view), self.size - self.at) - length
-            view[at : at + len(stored)] = stored
-            length -= len(stored)
-        length = min(len(view), max(0, self.size - self.at))
+        while filled < length and (stored := os.read(self.handle, length - filled)):
+            view[filled : filled + len(stored)] = stored
+            filled += len(stored)
         for position, data in self._late:
             first, last = max(position, self.at), min(position + len(data), self.at + len(view))
             if first < last:

@@ -117,13 +117,12 @@ def refuse_lists(config: DatasetConfig, path: Path) -> None:
         if not isinstance(key, str):
             reason = f"lists of columns are for own data; the layout of {path} has a key for each of ours"
             raise UserError(f"dataset.fields.{column}={key}: {reason}")
-    default = DatasetConfig()
-    for name in ("action_kind", "max_gap", "missing"):
-        if getattr(config, name) != getattr(default, name):
-            raise UserError(
-                f"dataset.{name}={getattr(config, name)} is for own data, and the layout of {path} says what its "
-                "columns are"
-            )
+    if changed := config.changed(("action_kind", "max_gap", "missing")):
+        name = changed[0]
+        raise UserError(
+            f"dataset.{name}={getattr(config, name)} is for own data, and the layout of {path} says what its columns "
+            "are"
+        )
 
 
 def _keys(items: Mapping[str, Any], record: Record, config: DatasetConfig, path: Path) -> dict[str, str]:

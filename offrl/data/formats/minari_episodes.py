@@ -67,17 +67,18 @@ class Buffers:
         self.info_finals: dict[str, list[np.ndarray]] = {}
         self.rows, self.name = rows, name
         self.joined = {"observations": leaves, **goals}  # column -> the entries that it is joined of
-        shape: tuple[int, ...] = (sum(width_of(s) for _, s in leaves),)
-        dtype: Any = np.float32
-        space = leaves[0][1]
+        shapes: dict[str, tuple[int, ...]] = {
+            k: (sum(width_of(s) for _, s in parts),) for k, parts in self.joined.items()
+        }
+        pixels, space = False, leaves[0][1]
         if len(leaves) == 1 and not goals and space["type"] == "Box" and len(space["shape"]) > 1:
-            shape, dtype = tuple(space["shape"]), np.uint8 if space["dtype"] == "uint8" else dtype
+            shapes["observations"], pixels = tuple(space["shape"]), space["dtype"] == "uint8"
         width = (math.prod(actions["shape"]),) if actions["type"] == "Box" else ()
-        widths = {k: sum(width_of(s) for _, s in parts) for k, parts in goals.items()}
-        step = math.prod(shape) * np.dtype(dtype).itemsize + 4 * (math.prod(width) + sum(widths.values())) + 6
+        numbers = sum(map(math.prod, shapes.values()))
+        step = numbers * (1 if pixels else 4) + 4 * math.prod(width) + 6
         refuse_growth(f"{name}: {rows:,} steps, as its metadata declare,", rows * step, stored)
-        self.observations = {"observations": memory.empty("observations", (rows + 1, *shape), dtype)}
-        self.observations |= {k: memory.empty(k, (rows + 1, width), np.float32) for k, width in widths.items()}
+        dtype = np.uint8 if pixels else np.float32  # without goals beside pixels
+        self.observations = {k: memory.empty(k, (rows + 1, *shape), dtype) for k, shape in shapes.items()}
         self.columns = {
             "actions": memory.empty("actions", (rows, *width), np.float32 if width else np.int64),
             "rewards": memory.empty("rewards", (rows,), np.float32),

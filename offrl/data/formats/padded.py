@@ -103,12 +103,9 @@ def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
     if not lengths.any():
         raise UserError(f"{where}: its masks mark no step as valid")
     notes: list[str] = []
-    columns = {
-        name: canonical(
-            name, arrays[name][valid], where, _discrete(arrays["actions"]) if name == "actions" else None, notes
-        )
-        for name in ("actions", "rewards")
-    }
+    actions = arrays["actions"]
+    discrete = actions.dtype.kind in "biu" and (actions.ndim == 2 or actions.shape[2:] == (1,))
+    columns = {name: canonical(name, arrays[name][valid], where, discrete, notes) for name in ("actions", "rewards")}
     columns["observations"] = _observations(
         observations, valid, _encodings(arrays, count, config, where), memory, where
     )
@@ -118,10 +115,8 @@ def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
     if text := lost("observations", observations[valid]):
         raw.note(text)
     if all(value is None for value in flags.values()):
-        short = np.repeat(lengths < steps, lengths)
-        columns["terminations"] = ends & short
-        full = int((lengths == steps).sum())
-        if full:
+        columns["terminations"] = ends & np.repeat(lengths < steps, lengths)
+        if full := int((lengths == steps).sum()):
             raw.notes.append(
                 f"{full:,} of {count:,} rollouts fill all {steps} steps and count as cut off, the others as ended by "
                 "themselves"
@@ -137,10 +132,6 @@ def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
             "encodings"
         )
     return raw
-
-
-def _discrete(actions: np.ndarray) -> bool:
-    return actions.dtype.kind in "biu" and (actions.ndim == 2 or actions.shape[2:] == (1,))
 
 
 def _observations(

@@ -131,20 +131,18 @@ def describe(raw: RawData, ends: np.ndarray, task: Task | None, metadata: Mappin
         record.unknown = np.flatnonzero(~raw.final_known).tolist()
     if "next_observations" in columns:
         record.unknown = [
-            e for e in np.flatnonzero(starts_elsewhere(raw, last)).tolist() if _starts_next(raw, int(last[e]))
+            e
+            for e in np.flatnonzero(starts_elsewhere(raw, last)).tolist()
+            if identical(columns["next_observations"][last[e]], columns["observations"][(last[e] + 1) % raw.rows])
         ]
         if not follows(raw, ends):
             record.successors = "stored"
     return record
 
 
-def _starts_next(raw: RawData, row: int) -> bool:
-    """True where the stored successor of `row` is the next row's observation bit for bit: 0 and -0 are equal, but not
-    to be exchanged.
-    """
-    return bool(
-        raw.columns["next_observations"][row].tobytes() == raw.columns["observations"][(row + 1) % raw.rows].tobytes()
-    )
+def identical(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays are the same bit for bit: 0 and -0 are equal, but not to be exchanged."""
+    return a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 def follows(raw: RawData, ends: np.ndarray) -> bool:
@@ -152,8 +150,7 @@ def follows(raw: RawData, ends: np.ndarray) -> bool:
     observations, successors = raw.columns["observations"], raw.columns["next_observations"]
     for part in chunks(raw.rows - 1):
         inside = ~ends[part]
-        a, b = successors[part][inside], observations[part.start + 1 : part.stop + 1][inside]
-        if a.tobytes() != b.tobytes():
+        if not identical(successors[part][inside], observations[part.start + 1 : part.stop + 1][inside]):
             return False
     return True
 
@@ -183,10 +180,7 @@ def restore(raw: RawData, record: Record, ends: np.ndarray, explicit: Mapping[st
     raw.task, raw.discrete, raw.num_actions, raw.labels = spec.task, spec.discrete, spec.num_actions, spec.action_labels
     raw.source_columns = {"observations": spec.observation_columns, "actions": spec.action_columns}
     if not spec.discrete:
-        raw.action_low, raw.action_high = (
-            np.asarray(spec.action_low, np.float32),
-            np.asarray(spec.action_high, np.float32),
-        )
+        raw.action_low, raw.action_high = spec.action_bounds
     raw.metadata = {**raw.metadata, **record.about}
     if record.finals and record.unknown:
         raw.final_known = np.ones(record.episodes, bool)
@@ -225,21 +219,12 @@ def task_of(raw: RawData, metadata: Mapping[str, Any]) -> Task | None:
 
 def extra_columns(record: Record) -> list[str]:
     """The columns that lie under Minari's infos: whatever its layout has no place for."""
-    inside = ("observations", "actions", "rewards", "terminations", "truncations")
-    names = [
-        c for c in record.columns if c not in inside and (c != "next_observations" or record.successors == "stored")
-    ]
-    return [*(c for c in names if c not in _goals(record)), *record.infos]
-
-
-def _goals(record: Record) -> list[str]:
-    """Columns that are read from the entries of a Dict observation."""
-    space = dict_space(record)
-    return [
-        k + "s"
-        for k in ("achieved_goal", "desired_goal")
-        if space and k in space["subspaces"] and k + "s" in record.columns
-    ]
+    inside = {"observations", "actions", "rewards", *FLAGS}
+    if record.successors != "stored":
+        inside.add("next_observations")
+    if space := dict_space(record):  # of whose entries goals are read
+        inside |= {goal + "s" for goal in ("achieved_goal", "desired_goal") if goal in space["subspaces"]}
+    return [*(c for c in record.columns if c not in inside), *record.infos]
 
 
 def dict_space(record: Record) -> dict[str, Any] | None:

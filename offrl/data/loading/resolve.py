@@ -187,11 +187,9 @@ def _by_path(path: Path, name: str, form: str) -> Source:
     kind = file_type(path)
     if padded.is_padded(path, kind):
         return Source("padded", name, path)
-    if kind == "npz":
-        if ogbench.is_own(path, set(Npz(path).shapes)):
-            return Source("ogbench", name, path, lookup(path.stem.removesuffix("-val")))
-        return Source("columns", name, path)
-    if kind == "parquet":
+    if kind == "npz" and ogbench.is_own(path, set(Npz(path).shapes)):
+        return Source("ogbench", name, path, lookup(path.stem.removesuffix("-val")))
+    if kind != "hdf5":
         return Source("columns", name, path)
     with open_hdf5(path) as file:
         if minari.data_folder(path) and numbered(file, "episode_"):

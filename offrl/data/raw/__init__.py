@@ -106,7 +106,7 @@ class RawData:
         return self.path or self.name
 
 
-def join_observations(values: Mapping[str, Any], keys: Sequence[str] = (), where: str = "") -> np.ndarray:
+def join_observations(values: Mapping[str, Any], keys: Sequence[str], where: str) -> np.ndarray:
     """Dict observations as one float32 array [R, O]: their `entries`, flattened and joined."""
     parts = [np.asarray(part) for _, part in entries(values, keys, f"{where}: the observations")]
     return np.concatenate([p.reshape(len(p), -1).astype(np.float32, copy=False) for p in parts], axis=1)

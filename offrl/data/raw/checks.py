@@ -5,7 +5,6 @@ all.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from offrl.data.memory import chunks
 from offrl.data.raw import FLAGS, MOST_VALUES, RawData
 from offrl.data.raw.infer import MANY_JUMPS, action_range, find_ends, step_limit
+from offrl.data.raw.rows import not_finite_rows, outside, outside_rows
 from offrl.data.tables.values import sentinels
 from offrl.errors import UserError
 
@@ -24,7 +24,6 @@ MOST_CHOICES = 1000  # beyond it whole numbers are amounts, not choices
 FEWEST, MANY = 8, 128  # choices, up to which whole numbers are surely some, and beyond which they may be amounts
 # episodes of one length, their share of all, and the length from which chance does not explain them
 FEW, SHARE, LONG = (3, 0.05, 50)
-TOLERANCE = 1e-4  # of the action range: float32 files of float64 actions
 
 
 @dataclass(frozen=True)
@@ -118,34 +117,6 @@ def _shapes(raw: RawData) -> list[Fault]:
     return faults
 
 
-def _rows_where(column: np.ndarray, rows_of: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """The rows of a column that `rows_of` gives of each part of it, int64."""
-    parts = [part.start + rows_of(column[part]) for part in chunks(len(column))]
-    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
-
-
-def not_finite_rows(column: np.ndarray) -> np.ndarray:
-    """The rows of a column [R, ...] that hold NaN or infinite values."""
-
-    def rows_of(block: np.ndarray) -> np.ndarray:
-        with np.errstate(all="ignore"):
-            # one pass without a temporary; the exact search only where it pays, or where the sum overflowed
-            finite = np.ones(1, bool) if np.isfinite(block.sum()) else np.isfinite(block)
-        return np.flatnonzero(~finite.reshape(len(finite), -1).all(1))
-
-    return _rows_where(column, rows_of) if column.dtype.kind == "f" else np.zeros(0, np.int64)
-
-
-def outside_rows(actions: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """The rows of actions [R, A] beyond the range [A], lowest and highest, by more than rounding."""
-    return _rows_where(actions, lambda block: np.flatnonzero(_outside(block, low, high).any(1)))
-
-
-def _outside(actions: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    slack = TOLERANCE * (high - low)
-    return (actions < low - slack) | (actions > high + slack)
-
-
 def _not_finite(raw: RawData, ends: np.ndarray | None) -> list[Fault]:
     faults = []
     columns = dict(raw.columns)
@@ -186,7 +157,7 @@ def _actions(raw: RawData, ends: np.ndarray, clip_actions: bool) -> list[Fault]:
     if clip_actions or not (count := len(rows := outside_rows(actions, low, high))):
         return faults
     first = int(rows[0])
-    dimension = int(_outside(actions[first], low, high).argmax())
+    dimension = int(outside(actions[first], low, high).argmax())
     message = (
         f"'actions' leaves the environment's range in {count} row{'s' if count > 1 else ''}: dimension {dimension} is "
         f"{float(actions[first, dimension]):.6g}, outside [{low[dimension]:.6g}, {high[dimension]:.6g}]"

@@ -22,14 +22,10 @@ UNBOUNDED = 1e30  # bounds beyond this are no range: some Boxes have float32's l
 
 def step_limit(task: Task | None) -> int | None:
     """Steps after which the task's environment stops an episode."""
-    if (
-        task is None
-        or task.max_episode_steps is not None
-        or task.env_id is None
-        or not trust.importable(task.env_id)
-        or in_file(task.env_id)
-    ):
-        return task.max_episode_steps if task else None
+    if task is None or task.max_episode_steps is not None:
+        return None if task is None else task.max_episode_steps
+    if task.env_id is None or not trust.importable(task.env_id) or in_file(task.env_id):
+        return None
     try:
         import gymnasium
 
@@ -71,11 +67,8 @@ def find_ends(raw: RawData, split_jumps: bool = True) -> np.ndarray:
             for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
                 ends[start + limit - 1 : stop : limit] = True
         if int(ends.sum()) > marked:
-            reason = " and ".join(
-                r
-                for r, used in (("jumps", "next_observations" in columns), (f"the limit of {limit} steps", limit))
-                if used
-            )
+            reasons = ["jumps"] * ("next_observations" in columns) + [f"the limit of {limit} steps"] * bool(limit)
+            reason = " and ".join(reasons)
             raw.note(f"no time-outs in the file: {int(ends.sum()) - marked} episode ends inferred from {reason}")
     elif "next_observations" in columns:
         jump_rows = np.flatnonzero(jumps(raw) & ~ends)
@@ -96,26 +89,22 @@ def action_range(raw: RawData) -> tuple[np.ndarray, np.ndarray]:
     """
     actions = raw.columns["actions"]
     width = actions.shape[1] if actions.ndim > 1 else 1
+    low, high = np.full(width, -np.inf, np.float32), np.full(width, np.inf, np.float32)
     if raw.action_low is not None and raw.action_high is not None:
-        ranges = []
-        for key, value in (("action_low", raw.action_low), ("action_high", raw.action_high)):
-            array = np.asarray(value, np.float32).reshape(-1)
+        for bounds, key in ((low, "action_low"), (high, "action_high")):
+            array = np.asarray(getattr(raw, key), np.float32).reshape(-1)
             if array.size not in (1, width):
                 raise UserError(f"{raw.where}: {key} has {array.size} values but the actions have {width} dimensions")
-            ranges.append(np.broadcast_to(array, (width,)).copy())
-        low, high = ranges
-    else:
-        low, high = np.full(width, -np.inf, np.float32), np.full(width, np.inf, np.float32)
-        space = None
-        if raw.task is not None and (raw.task.env_id or raw.task.env_factory):
-            if raw.task.env_id and not trust.importable(raw.task.env_id):
-                raw.note(
-                    f"its environment, {raw.task.env_id}, is named by the file alone: its module is not imported to "
-                    "ask for its range"
-                )
-            space = environment_range(raw.task)
-        if space is not None and len(space[0]) == width:
-            low, high = space
+            bounds[:] = array
+    elif raw.task is not None and (raw.task.env_id or raw.task.env_factory):
+        if raw.task.env_id and not trust.importable(raw.task.env_id):
+            raw.note(
+                f"its environment, {raw.task.env_id}, is named by the file alone: its module is not imported to ask "
+                "for its range"
+            )
+        space = action_space(raw.task)  # of choices none has a range: the data's own has to do
+        if hasattr(space, "low") and space.low.size == width:
+            low, high = (bound.reshape(-1).astype(np.float32) for bound in (space.low, space.high))
     open_ends = ~((np.abs(low) < UNBOUNDED) & (np.abs(high) < UNBOUNDED))
     if raw.source != "minari" and not open_ends.any() and _scaled(actions.reshape(len(actions), width), low, high):
         raw.warn(
@@ -129,10 +118,8 @@ def action_range(raw: RawData) -> tuple[np.ndarray, np.ndarray]:
         for part in chunks(len(actions)):  # fmin and fmax pass over NaN, which is reported elsewhere
             smallest = np.fmin(smallest, np.fmin.reduce(actions[part], 0))
             largest = np.fmax(largest, np.fmax.reduce(actions[part], 0))
-        smallest, largest = (
-            np.nan_to_num(smallest, posinf=-1.0, neginf=-1.0),
-            np.nan_to_num(largest, posinf=1.0, neginf=1.0),
-        )
+        smallest = np.nan_to_num(smallest, posinf=-1.0, neginf=-1.0)
+        largest = np.nan_to_num(largest, posinf=1.0, neginf=1.0)
         if (smallest[open_ends] >= -1.0001).all() and (largest[open_ends] <= 1.0001).all():
             if onesided := np.flatnonzero(open_ends & (smallest >= 0.0) & (largest > 0.0)).tolist():
                 raw.note(
@@ -213,14 +200,6 @@ def two_numberings(name: str, low: int, high: int, start: int, count: int) -> st
         f"{start + count - 1}, so that they may be its numbers or count from 0: of its numbers take actions - "
         f"({start}); where they count from 0, say how many there are, offrl.from_arrays(..., num_actions={count})"
     )
-
-
-def environment_range(task: Task) -> tuple[np.ndarray, np.ndarray] | None:
-    """Bounds of the environment's Box of actions, or None when it cannot be made here or has no such space."""
-    space = action_space(task)
-    if not hasattr(space, "low"):  # discrete: the data's own range has to do
-        return None
-    return space.low.reshape(-1).astype(np.float32), space.high.reshape(-1).astype(np.float32)
 
 
 def action_space(task: Task) -> Any:

@@ -47,6 +47,15 @@ def other_columns(columns: Sequence[ColumnSpec], reference: Sequence[ColumnSpec]
     return (", ".join(shown(a) for a, _ in differ), ", ".join(shown(b) for _, b in differ)) if differ else None
 
 
+def refuse_other_columns(reference: Sequence[ColumnSpec], columns: Sequence[ColumnSpec], failure: str) -> None:
+    """Raises UserError, which begins with `failure`, where `columns` are others than those of `reference`."""
+    if text := other_columns(columns, reference):
+        raise UserError(
+            f"{failure}: its columns are {text[0]} instead of {text[1]}; name those of both in one order and unit with "
+            "dataset.fields"
+        )
+
+
 def listed_labels(labels: Sequence[str]) -> str:
     """Choices by number for a message."""
     return ", ".join(f"{i} {label}" for i, label in enumerate(labels[:10])) + (", ..." if len(labels) > 10 else "")

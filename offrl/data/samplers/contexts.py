@@ -85,7 +85,7 @@ def optimal_actions(dataset: Dataset) -> tuple[Tensor, Tensor]:
                 f"{spec.name}: the column '{OPTIMAL}' has {labels.shape[1:].numel()} numbers a row, actions "
                 f"{spec.action_dim}"
             )
-        low, high = (torch.tensor(x, device=labels.device) for x in (spec.action_low, spec.action_high))
+        low, high = (torch.from_numpy(x).to(labels.device) for x in spec.action_bounds)
         labels = (2.0 * (labels - low) / (high - low) - 1.0).clamp(-1.0, 1.0)
         rows = torch.arange(len(labels), device=labels.device)
     if not len(rows):

@@ -50,9 +50,9 @@ def read_chosen(
     table: Tabular,
     chosen: Chosen,
     config: DatasetConfig,
-    memory: Memory = IN_MEMORY,
-    name: str = "",
-    source: str = "file",
+    memory: Memory,
+    name: str,
+    source: str,
 ) -> RawData:
     """The data of the columns `chosen` of a table. Raises UserError."""
     where = table.where

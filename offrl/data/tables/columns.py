@@ -93,7 +93,10 @@ class Columns:
                     f"{len(out)}"
                 )
             if values.ndim > 1:  # lists, or an array beside columns
-                return np.concatenate([self._flat(column, p) for p in parts], 1)
+                numbers = [self.scaled(p) for p in parts]
+                for p, block in zip(parts, numbers, strict=True):
+                    self._say_lost(column, p, block)
+                return np.concatenate([b.reshape(len(b), -1).astype(np.float32, copy=False) for b in numbers], 1)
             if column == "observations" and not part.offset and lost(part.column, values):
                 self._choose_offset(i, part, values)
             if column in OBSERVATIONS and i in self.offsets:
@@ -114,12 +117,6 @@ class Columns:
             f"the column {'minus' if offset < 0 else 'plus'} {abs(offset):.15g}, and policies take it so (offset in "
             "policy.json)"
         )
-
-    def _flat(self, column: str, part: Term) -> np.ndarray:
-        """The numbers of a column of the table as float32 [R, width]."""
-        values = self.scaled(part)
-        self._say_lost(column, part, values)
-        return values.reshape(len(values), -1).astype(np.float32, copy=False)
 
     def scaled(self, part: Term) -> np.ndarray:
         """The numbers of a column of the table, times the scale of `part` plus its offset."""

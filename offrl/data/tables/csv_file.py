@@ -43,7 +43,7 @@ class CsvFile(Tabular):
     Before the header may stand empty lines, Excel's `sep=;` and comments (#); after it a row of units, which is left
     out and noted."""
 
-    def __init__(self, path: Path, decimal: str = "auto") -> None:
+    def __init__(self, path: Path, decimal: str) -> None:
         """decimal: as `dataset.decimal`."""
         self.path, self.where = path, str(path)
         self.marks = Marks(self.where, decimal)
@@ -62,9 +62,7 @@ class CsvFile(Tabular):
                 f"{path}: its first line holds numbers ({head.strip()[:60]}): give it a first line with the columns' "
                 "names"
             )
-        twice = sorted({n for n in self.names if n and self.names.count(n) > 1})
-        if twice:
-            raise UserError(f"{path} has a column twice: {', '.join(twice)}")
+        self.refuse_doubles()
         self.units = self._units()
 
     def read(self, names: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:

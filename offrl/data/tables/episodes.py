@@ -80,17 +80,16 @@ def mark_episodes(
     if "time" in chosen:
         word = chosen["time"][0].column
         times, dates = cells.seconds(columns.single("time"), word, where)
-    order = None
-    if times is not None and ids is not None and rows:
-        order = np.lexsort((times, ids)) if "episode_ids" in chosen else None
-        if order is not None and (moved := int((order != np.arange(rows)).sum())):
+    order: np.ndarray | None = None
+    if times is not None and ids is not None and "episode_ids" in chosen:
+        by_time = np.lexsort((times, ids))
+        if moved := int((by_time != np.arange(rows)).sum()):
+            order = by_time
             raw.note(
                 f"rows are sorted by {raw.source_columns['episode_ids'][0].name} and "
                 f"{raw.source_columns['time'][0].name}: {moved:,} stood elsewhere"
             )
             times, ids = times[order], ids[order]
-        else:
-            order = None
     ends = None
     if ids is not None:
         ends = np.append(ids[1:] != ids[:-1], True)[:rows]

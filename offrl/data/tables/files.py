@@ -64,8 +64,7 @@ class ParquetTable(Tabular):
         self.file = open_parquet(path)
         self.sizes: dict[str, int] = {}
         self.names = [str(n) for n in self.file.schema_arrow.names]
-        if twice := sorted({n for n in self.names if self.names.count(n) > 1}):
-            raise UserError(f"{path} has a column twice: {', '.join(twice)}")
+        self.refuse_doubles()
 
     def _refuse_growth(self, name: str, size: int) -> None:
         self.sizes[name] = size

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from offrl.data.dataset import Dataset
 from offrl.data.loading.assemble import assemble
 from offrl.data.raw import RawData
 from offrl.data.tables.build import build
@@ -16,9 +17,6 @@ from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import trust
 from offrl.tasks.task import Task
-
-if TYPE_CHECKING:
-    from offrl.data.dataset import Dataset
 
 NAME = "dataframe"
 TIMES = ("DatetimeIndex", "PeriodIndex", "TimedeltaIndex")
@@ -38,7 +36,7 @@ class Frame(Tabular):
 
     by_column = True
 
-    def __init__(self, frame: Any, where: str = NAME) -> None:
+    def __init__(self, frame: Any, where: str) -> None:
         """Raises UserError for what is no DataFrame, and for a column twice."""
         if not is_frame(frame):
             raise UserError(f"{where}: a DataFrame of pandas or polars is due, and this is a {type(frame).__name__}")
@@ -58,8 +56,7 @@ class Frame(Tabular):
                 self.time = "" if at is None else str(names[at])
         self.frame, self.where = frame, where
         self.names = [str(c) for c in frame.columns]
-        if twice := sorted({n for n in self.names if self.names.count(n) > 1}):
-            raise UserError(f"{where} has a column twice: {', '.join(twice)}")
+        self.refuse_doubles()
 
     def kinds(self) -> dict[str, str]:
         """See `Tabular`; by the types of the columns."""

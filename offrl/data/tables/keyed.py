@@ -84,7 +84,7 @@ class _Keyed(Tabular):
 class NpzTable(_Keyed):
     """The arrays of an npz file."""
 
-    def __init__(self, path: Path, fields: Collection[str] = ()) -> None:
+    def __init__(self, path: Path, fields: Collection[str]) -> None:
         self.file = Npz(path)
         super().__init__(str(path), self.file.shapes, fields)
 
@@ -101,7 +101,7 @@ class NpzTable(_Keyed):
 class Hdf5Table(_Keyed):
     """The datasets of an h5py.File by their paths."""
 
-    def __init__(self, file: Any, path: Path, fields: Collection[str] = (), own_names: tuple[str, ...] = ()) -> None:
+    def __init__(self, file: Any, path: Path, fields: Collection[str], own_names: tuple[str, ...] = ()) -> None:
         """fields: the columns that are named otherwise. Raises UserError where another has a group's name."""
         self.items = hdf5_keys(file)
         usual = (w for entry in (STEMS | USUAL).items() if entry[0] not in fields for w in entry[1])

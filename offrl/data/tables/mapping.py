@@ -45,6 +45,11 @@ class Term:
 Chosen = dict[str, tuple[Term, ...]]
 
 
+def used_columns(chosen: Chosen) -> set[str]:
+    """The columns of the table that any of ours is made of."""
+    return {part.column for parts in chosen.values() for part in parts}
+
+
 def choose(
     names: Sequence[str],
     fields: Mapping[str, Any],
@@ -63,9 +68,9 @@ def choose(
     chosen: Chosen = {
         c: _parts(c, entry, names, where)
         for c, entry in entries.items()
-        if not (c in optional and _absent(entry, names))
+        if not (c in optional and isinstance(entry, str) and entry not in names)
     }
-    used = {part.column for parts in chosen.values() for part in parts}
+    used = used_columns(chosen)
     for column in (*SINGLE, *VECTORS):
         if column not in fields and (free := usual_columns(column, [n for n in names if n not in used])):
             chosen[column] = tuple(map(Term, free))
@@ -87,7 +92,7 @@ def choose(
 def refuse_unread(names: Sequence[str], chosen: Chosen, fields: Mapping[str, Any], where: str) -> None:
     """Raises UserError where a column that nothing takes means ends, episodes, times or costs by its name, unless
     `fields` says which column is that."""
-    used = {part.column for parts in chosen.values() for part in parts}
+    used = used_columns(chosen)
     for name in (n for n in names if n not in used):
         column = meaning(name)
         if (
@@ -116,7 +121,7 @@ def left_over(table: Tabular, chosen: Chosen, guessed: Sequence[str]) -> str:
     """What to say of columns that nothing takes; "" where there are none. guessed: vectors that `dataset.fields` does
     not name.
     """
-    used = {part.column for parts in chosen.values() for part in parts}
+    used = used_columns(chosen)
     known = (*UNNAMED, *table.own_names)
     free = [
         n for n in table.names if n and n not in used and not n.startswith(known) and meaning(n) != "episode_starts"
@@ -131,10 +136,6 @@ def left_over(table: Tabular, chosen: Chosen, guessed: Sequence[str]) -> str:
     )
     free_ones = f"column{'s' if len(free) > 1 else ''} {listing(free, FEW)}{f' ({single})' if single else ''}"
     return f"nothing takes the {free_ones}: the policy sees only what dataset.fields.observations=[...] names"
-
-
-def _absent(entry: Any, names: Sequence[str]) -> bool:
-    return isinstance(entry, str) and entry not in names
 
 
 def _parts(column: str, entry: Any, names: Sequence[str], where: str) -> tuple[Term, ...]:
@@ -161,9 +162,9 @@ def _parts(column: str, entry: Any, names: Sequence[str], where: str) -> tuple[T
             )
         for name in _named(str(text), names, where, setting):
             parts.append(Term(name, 1.0 if scale is None else float(scale), 0.0 if offset is None else float(offset)))
-    repeated = next((p.column for i, p in enumerate(parts) if p.column in {q.column for q in parts[:i]}), None)
-    if repeated is not None:
-        raise UserError(f"{setting} names the column '{repeated}' twice")
+    columns = [part.column for part in parts]
+    if repeated := [name for i, name in enumerate(columns) if name in columns[:i]]:
+        raise UserError(f"{setting} names the column '{repeated[0]}' twice")
     if not parts:
         raise UserError(f"{setting}=[] names no column")
     return tuple(parts)
@@ -189,12 +190,8 @@ def _named(text: str, names: Sequence[str], where: str, setting: str) -> list[st
 
 def by_number(names: list[str]) -> list[str]:
     """Names that end in numbers in the order of these, others as they stand."""
-    ends = [SEPARATOR.search(n) for n in names]
-    return (
-        [n for _, n in sorted(zip((int(e[1]) if e else 0 for e in ends), names, strict=True), key=lambda pair: pair[0])]
-        if all(ends)
-        else names
-    )
+    numbers = dict(zip(names, _numbers(names), strict=False))
+    return sorted(names, key=numbers.__getitem__) if numbers else names
 
 
 def usual_columns(column: str, names: Sequence[str]) -> list[str]:
@@ -216,9 +213,14 @@ def usual_columns(column: str, names: Sequence[str]) -> list[str]:
 
 def _gap(names: Sequence[str]) -> bool:
     """Whether a series of numbered columns misses one: it may have been lost, so that it must be named."""
+    numbers = sorted(_numbers(names))
+    return bool(numbers) and numbers != list(range(min(numbers[0], 1), min(numbers[0], 1) + len(numbers)))
+
+
+def _numbers(names: Sequence[str]) -> list[int]:
+    """The numbers that names end in; [] where one ends in none."""
     ends = [SEPARATOR.search(n) for n in names]
-    numbers = sorted(int(e[1]) for e in ends if e)
-    return len(numbers) == len(names) and numbers != list(range(min(numbers[0], 1), min(numbers[0], 1) + len(numbers)))
+    return [int(e[1]) for e in ends if e] if all(ends) else []
 
 
 def listing(names: Sequence[str], most: int = SHOWN) -> str:
@@ -231,7 +233,7 @@ def _proposal(
     names: Sequence[str], chosen: Chosen, missing: Sequence[str], example: str, kinds: Mapping[str, str]
 ) -> str:
     """Which columns there are, what is not known of them, and a command to copy."""
-    used = {part.column for parts in chosen.values() for part in parts}
+    used = used_columns(chosen)
     free = [n for n in names if n and n not in used and not n.startswith(UNNAMED)]
     guesses: dict[str, list[str]] = {}
     for column in ("rewards", "time", "episode_ids", "actions"):

@@ -9,6 +9,7 @@ from types import MappingProxyType
 import numpy as np
 
 from offrl.data.memory import Memory
+from offrl.errors import UserError
 
 
 class Tabular(ABC):
@@ -20,6 +21,11 @@ class Tabular(ABC):
     units: Mapping[str, str] = MappingProxyType({})  # of columns, where the table says them
     # beginnings of names that belong to the file's layout: nothing is said where nothing takes these
     own_names: tuple[str, ...] = ()
+
+    def refuse_doubles(self) -> None:
+        """Raises UserError where two columns have one name."""
+        if twice := sorted({n for n in self.names if n and self.names.count(n) > 1}):
+            raise UserError(f"{self.where} has a column twice: {', '.join(twice)}")
 
     @abstractmethod
     def read(self, names: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.raw import ends_of
 from offrl.errors import UserError, nearest
 from offrl.settings.dataset import DatasetConfig
 from offrl.tasks.task import Task
@@ -102,8 +103,8 @@ def to_episodes(dataset: Dataset) -> Iterator[dict[str, Any]]:
 class TextBuilder:
     """Collects episodes one after the other, over one table of unique texts."""
 
-    def __init__(self, name: str, task: Task | None = None, where: str = "", source: str = "arrays") -> None:
-        self.name, self.task, self.where, self.source, self.version = name, task, where or name, source, ""
+    def __init__(self, name: str, task: Task | None, where: str, source: str) -> None:
+        self.name, self.task, self.where, self.source, self.version = name, task, where, source, ""
         self._index: dict[str, int] = {}
         self._metas: dict[str, int] = {}
         self._columns = {k: array("q") for k in (*TEXTS, "meta")}
@@ -176,33 +177,30 @@ class TextBuilder:
         columns = {k: np.array(v, np.int64) for k, v in self._columns.items()}
         lengths = np.array(self._lengths, np.int64)
         ends = np.cumsum(lengths)
-        last = ends - 1
-        rows = int(ends[-1])
+        last = ends_of(lengths)
         terminated, truncated, known = (np.array(v, bool) for v in zip(*self._ends, strict=True))
-        terminations, truncations, successor_known = np.zeros(rows, bool), np.zeros(rows, bool), np.ones(rows, bool)
-        terminations[last], truncations[last], successor_known[last] = terminated, ~terminated, known
+        terminations = last & np.repeat(terminated, lengths)
         rewards = np.array(self._rewards, np.float64).astype(np.float32)
         ordered: dict[str, np.ndarray] = {
             "observations": columns["observations"],
             "actions": columns["actions"],
             "rewards": rewards,
             "terminations": terminations,
-            "truncations": truncations,
+            "truncations": last & ~terminations,
             "next_observations": columns["next_observations"],
-            "successor_known": successor_known,
+            "successor_known": ~last | np.repeat(known, lengths),
         }
         metas: tuple[str, ...] = ()
         if set(self._metas) != {"{}"}:
             ordered["meta"], metas = columns["meta"], tuple(self._metas)
         spec = DataSpec((), 1, name=self.name, source=self.source, version=self.version, task=self.task, text=True)
-        complete = terminated | truncated
         result = Dataset(
             columns={k: torch.from_numpy(v) for k, v in ordered.items()},
             episode_start=torch.from_numpy(ends - lengths),
             episode_end=torch.from_numpy(ends),
             spec=spec,
             raw_returns=torch.from_numpy(np.add.reduceat(rewards, ends - lengths, dtype=np.float64)),
-            complete=torch.from_numpy(complete),
+            complete=torch.from_numpy(terminated | truncated),
             strings=tuple(self._index),
             metas=metas,
         )
@@ -258,13 +256,11 @@ def _kind(value: Any) -> str:
 
 def refuse_settings(config: DatasetConfig, name: str) -> None:
     """Raises UserError for a setting that asks for what only numbers allow."""
-    default = DatasetConfig()
-    for key in NUMBERS_ONLY:
-        if getattr(config, key) != getattr(default, key):
-            raise UserError(
-                f"{name} holds texts, and dataset.{key} is for numbers: leave it out, and take an algorithm for texts, "
-                "such as lm_bc or ilql (others set it by themselves)"
-            )
+    if changed := config.changed(NUMBERS_ONLY):
+        raise UserError(
+            f"{name} holds texts, and dataset.{changed[0]} is for numbers: leave it out, and take an algorithm for "
+            "texts, such as lm_bc or ilql (others set it by themselves)"
+        )
     if config.weighting == "advantage":
         raise UserError(
             f"dataset.weighting=advantage fits values to observations of numbers; {name} holds texts: use return or top"

@@ -86,7 +86,9 @@ def load(path: Path, config: DatasetConfig, faults: bool = False) -> TextFile:
             if isinstance(item, UserError):
                 raise item
             if not begun and isinstance(item, dict) and set(item) == {HEADER}:
-                metadata = _header(item[HEADER], where)
+                metadata = item[HEADER]
+                if not isinstance(metadata, dict):
+                    raise UserError(f'{where}: the header must be an object, such as {{"offrl": {{"name": "mine"}}}}')
                 builder.name, builder.task = str(metadata.get("name") or name), named_task(metadata.get("task"), where)
                 continue
             convert = convert or form_of(item, where)
@@ -249,12 +251,6 @@ def _parse(text: str | UserError, where: str) -> Any:
         return UserError(f"{where} is not JSON ({error.msg} at {at})".replace(": is not", " is not"))
     except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets in brackets without end
         return UserError(f"{where} cannot be read as JSON ({error})")
-
-
-def _header(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise UserError(f'{where}: the header must be an object, such as {{"offrl": {{"name": "mine"}}}}')
-    return value
 
 
 def named_task(value: Any, where: str) -> Task | None:

@@ -58,10 +58,10 @@ class TextReport(Findings):
         return [*_table(self.texts), "", "  most frequent actions", *frequent]
 
 
-def shown(text: str, width: int = WIDTH) -> str:
+def shown(text: str) -> str:
     """A text on one line, in quotes, cut where it is long; line breaks and the like are written as in JSON."""
-    cut = text[:width].translate(_ESCAPES)
-    return f'"{cut}"' + (f" ... ({len(text):,} characters)" if len(text) > width else "")
+    cut = text[:WIDTH].translate(_ESCAPES)
+    return f'"{cut}"' + (f" ... ({len(text):,} characters)" if len(text) > WIDTH else "")
 
 
 _ESCAPES = {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t", ord('"'): '\\"', ord("\\"): "\\\\"}
@@ -70,7 +70,7 @@ _ESCAPES |= {
 }
 
 
-def text_report(file: TextFile, path: str = "") -> TextReport:
+def text_report(file: TextFile, path: str) -> TextReport:
     """The report on texts that were read with their faulty episodes left out."""
     dataset, task = file.dataset, file.dataset.spec.task
     columns = {k: c.numpy() for k, c in dataset.columns.items()}

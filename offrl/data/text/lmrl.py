@@ -43,7 +43,7 @@ def form_of(item: Any, where: str) -> Form:
     raise UserError(f"{where} is no episode that offrl knows, which would have {known}; it has {content}")
 
 
-def _need(item: Any, keys: tuple[str, ...], kind: type, type_name: str, where: str) -> Any:
+def _need(item: Any, keys: tuple[str, ...], where: str, kind: type = object, type_name: str = "") -> Any:
     """The value of the first of `keys` that is there, of the type `kind`."""
     if not isinstance(item, dict):
         raise UserError(f"{where} is no object, unlike the episode before it")
@@ -60,6 +60,11 @@ def _flag(value: Any, key: str, where: str) -> bool:
     if value not in (0, 1) or isinstance(value, str):
         raise UserError(f"{where}: '{key}' is {str(value)[:30]}, not true or false")
     return bool(value)
+
+
+def _done(item: Any, keys: tuple[str, ...], where: str) -> bool:
+    """Whether the first of `keys` that is there says that the episode terminated."""
+    return _flag(_need(item, keys, where), "done", where)
 
 
 def _episode(
@@ -98,19 +103,19 @@ def _per_text(rewards: list[Any], acts: list[bool], where: str) -> list[Any]:
 def _sequence(item: Any, where: str) -> dict[str, Any] | None:
     """LMRL-Gym's texts, each with a mark of whether it is an action."""
     texts: list[tuple[str, bool]] = []
-    for number, entry in enumerate(_need(item, ("sequence",), list, "a list", where)):
+    for number, entry in enumerate(_need(item, ("sequence",), where, list, "a list")):
         if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str):
             raise UserError(f"{where}: 'sequence' has no [text, is_action] at {number}")
         texts.append((entry[0], _flag(entry[1], f"is_action of text {number}", where)))
     rewards = _per_text(
-        _need(item, ("reward", "rewards"), list, "a list of numbers", where), [a for _, a in texts], where
+        _need(item, ("reward", "rewards"), where, list, "a list of numbers"), [a for _, a in texts], where
     )
     for number, ((_, acts), reward) in enumerate(zip(texts, rewards, strict=True)):
         if not acts and reward != 0:
             raise UserError(
                 f"{where}: text {number}, an observation, has the reward {str(reward)[:30]}; only actions have rewards"
             )
-    done = _flag(_need(item, ("done",), object, "", where), "done", where)
+    done = _done(item, ("done",), where)
     return _episode(texts, rewards, done, item, ("sequence", "reward", "rewards", "done"))
 
 
@@ -118,13 +123,13 @@ def _history(item: Any, where: str) -> dict[str, Any] | None:
     """LMRL-Gym's texts, of which every second one is an action. Rewards of the others are not used, as in its own
     loaders.
     """
-    history = _need(item, ("text_history",), list, "a list of texts", where)
+    history = _need(item, ("text_history",), where, list, "a list of texts")
     for number, text in enumerate(history):
         if not isinstance(text, str):
             raise UserError(f"{where}: 'text_history' has no text at {number}")
     texts = [(text, number % 2 == 1) for number, text in enumerate(history)]
     acts = [a for _, a in texts]
-    rewards, dones = (_need(item, keys, list, "a list", where) for keys in (("rewards", "reward"), ("dones", "done")))
+    rewards, dones = (_need(item, keys, where, list, "a list") for keys in (("rewards", "reward"), ("dones", "done")))
     flags = [_flag(d, "dones", where) for d, a in zip(_per_text(dones, acts, where), acts, strict=True) if a]
     _end(flags, where)
     return _episode(
@@ -152,10 +157,8 @@ def _steps(item: Any, where: str) -> dict[str, Any]:
     flags, turns = [], []
     for number, step in enumerate(item):
         at = f"{where}, step {number}"
-        flags.append(_flag(_need(step, ("done",), object, "", at), "done", at))
-        turns.append(
-            {"obs": step["state"], "action": step["action"], "reward": _need(step, ("reward",), object, "", at)}
-        )
+        flags.append(_done(step, ("done",), at))
+        turns.append({"obs": step["state"], "action": step["action"], "reward": _need(step, ("reward",), at)})
     _end(flags, where)
     done = bool(flags and flags[-1])
     final = item[-1].get("next_state") if item else None
@@ -164,8 +167,8 @@ def _steps(item: Any, where: str) -> dict[str, Any]:
 
 def _dialogue(item: Any, where: str) -> dict[str, Any] | None:
     """ArCHer's questions and answers."""
-    lines = _need(item, ("conversation", "lines"), list, "a list of texts", where)
-    done = _flag(_need(item, ("done", "correct"), object, "", where), "done", where)
+    lines = _need(item, ("conversation", "lines"), where, list, "a list of texts")
+    done = _done(item, ("done", "correct"), where)
     texts, rewards = [(FIRST, False)], [0.0]
     for number, line in enumerate(lines):
         question, mark, answer = line.rpartition("? ") if isinstance(line, str) else ("", "", "")

@@ -162,9 +162,7 @@ def read_whole(config: DatasetConfig, memory: Memory) -> RawData:
 
 
 def _refuse_transforms(config: DatasetConfig) -> None:
-    default = DatasetConfig()
-    changed = [k for k in (*DatasetConfig.TRANSFORMS, "drop_timeout_rows") if getattr(config, k) != getattr(default, k)]
-    if changed:
+    if changed := config.changed((*DatasetConfig.TRANSFORMS, "drop_timeout_rows")):
         raise UserError(
             f"dataset.{changed[0]} is for loading data, not for making datasets; leave it out (offrl data subset keeps "
             "parts)"
@@ -185,11 +183,11 @@ def _other_columns(source: Source, config: DatasetConfig) -> dict[str, str]:
     if source.kind == "minari":
         folder = minari_source.data_folder(source.path)
         assert folder is not None
-        return {
-            key: key
-            for key in info_leaves(folder, load_metadata(folder).format)
-            if key not in taken and not _recorded(folder, key)
-        }
+        metadata = load_metadata(folder)
+        record = minari_source.record_of(metadata.values, folder)
+        if record is not None:  # what offrl wrote itself comes back under its own name
+            taken |= {INFOS + column for column in extra_columns(record)}
+        return {key: key for key in info_leaves(folder, metadata.format) if key not in taken}
     shapes: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
     kind, columns = file_type(source.path), source.kind in ("columns", "d4rl", "builtin")
     if kind == "npz":
@@ -212,12 +210,6 @@ def _other_columns(source: Source, config: DatasetConfig) -> dict[str, str]:
     remaining = {k: d for k, (s, d) in shapes.items() if k not in taken and s and s[:1] == rows}
     extra = [k for k, d in remaining.items() if d.kind in "biuf" and meaning(k) in ("", "costs")]
     return {k if k.startswith(INFOS) else INFOS + k: k for k in extra}
-
-
-def _recorded(folder: Path, key: str) -> bool:
-    """True where offrl wrote this column itself, so that it comes back under its own name."""
-    record = minari_source.record_of(load_metadata(folder).values, folder)
-    return record is not None and key.removeprefix(INFOS) in extra_columns(record)
 
 
 @contextmanager

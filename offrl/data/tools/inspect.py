@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
+from offrl.data.loading.read import read_raw
 from offrl.data.memory import chunks
 from offrl.data.raw import RawData, bounds_of
 from offrl.data.raw.checks import find_faults
 from offrl.data.raw.infer import find_ends
+from offrl.data.text import tools as text_tools
+from offrl.data.text.inspect import TextReport, text_report
 from offrl.data.tools.findings import Findings, aligned, scores_of
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import trust
-
-if TYPE_CHECKING:
-    from offrl.data.text.inspect import TextReport
 
 MOST_DIMENSIONS, LONG = 30, 40  # of a column, that have rows of their own; characters of their names
 VECTORS = ("observations", "actions")  # whose dimensions have: next_observations are observations again
@@ -33,18 +33,17 @@ class Spread:
     mean: float
     std: float
 
+    def numbers(self) -> list[str]:
+        """Its numbers as texts."""
+        return [f"{v:.4g}" for v in (self.low, self.high, self.mean, self.std)]
+
 
 @dataclass(frozen=True)
-class Column:
-    """One column's layout and the spread of its finite values."""
+class Column(Spread):
+    """One column's layout and the spread of its finite values, over all entries together."""
 
-    name: str
     dtype: str
     shape: tuple[int, ...]
-    low: float
-    high: float
-    mean: float
-    std: float  # over all entries together
     constant: tuple[int, ...] = ()  # flat dimensions that never change; empty for columns of one number
     dimensions: tuple[Spread, ...] = ()  # of observations and actions of several, the first MOST_DIMENSIONS
     has_names: bool = False  # by the file
@@ -96,10 +95,6 @@ def inspect_dataset(config: DatasetConfig | str) -> Report | TextReport:
     """Read a dataset by path, name or id without refusing it for its faults, and report on it. Raises UserError when it
     is unreadable.
     """
-    from offrl.data.loading.read import read_raw
-    from offrl.data.text import tools as text_tools
-    from offrl.data.text.inspect import text_report
-
     config = DatasetConfig(name=config) if isinstance(config, str) else config
     texts = text_tools.read(config, faults=True)
     if texts is not None:
@@ -177,7 +172,7 @@ def _column(name: str, column: np.ndarray, names: Sequence[str]) -> Column:
     """
     width = int(np.prod(column.shape[1:], dtype=int))
     if not width:
-        return Column(name, str(column.dtype), tuple(column.shape), np.nan, np.nan, np.nan, np.nan)
+        return Column(name, np.nan, np.nan, np.nan, np.nan, str(column.dtype), tuple(column.shape))
 
     def blocks() -> Iterator[np.ndarray]:
         """Some rows at a time, float64 [n, width], NaN in place of what is not finite."""
@@ -201,14 +196,12 @@ def _column(name: str, column: np.ndarray, names: Sequence[str]) -> Column:
     constant = tuple(int(d) for d in np.flatnonzero(low == high)) if len(column) > 1 and width > 1 else ()
     has_names = len(names) == width <= MOST_DIMENSIONS
     shown = range(min(width, MOST_DIMENSIONS) if name in VECTORS and (has_names or width > 1) else 0)
-    numbers = zip(low.tolist(), high.tolist(), means.tolist(), stds.tolist(), strict=True)
-    dimensions = tuple(
-        Spread(names[d][:LONG] if has_names else str(d), *row) for d, row in zip(shown, numbers, strict=False)
-    )
+    rows = np.stack([low, high, means, stds], 1).tolist()
+    dimensions = tuple(Spread(names[d][:LONG] if has_names else str(d), *rows[d]) for d in shown)
     has_names = has_names and bool(dimensions)
     ends = float(low.min()), float(high.max())
     return Column(
-        name, str(column.dtype), column.shape, *ends, float(mean), float(spread), constant, dimensions, has_names
+        name, *ends, float(mean), float(spread), str(column.dtype), column.shape, constant, dimensions, has_names
     )
 
 
@@ -238,10 +231,8 @@ def _row_bytes(column: np.ndarray) -> list[bytes]:
 def _table(columns: list[Column]) -> list[str]:
     rows: list[tuple[str, ...]] = [("column", "type", "shape", "lowest", "highest", "mean", "std")]
     for c in columns:
-        rows.append(
-            (c.name, c.dtype, "x".join(map(str, c.shape)), *(f"{v:.4g}" for v in (c.low, c.high, c.mean, c.std)))
-        )
-        rows += [(f"  {d.name}", "", "", *(f"{v:.4g}" for v in (d.low, d.high, d.mean, d.std))) for d in c.dimensions]
+        rows.append((c.name, c.dtype, "x".join(map(str, c.shape)), *c.numbers()))
+        rows += [(f"  {d.name}", "", "", *d.numbers()) for d in c.dimensions]
         if c.dimensions and (more := int(np.prod(c.shape[1:], dtype=int)) - len(c.dimensions)):
             rows.append((f"  {more:,} more", "", "", "", "", "", ""))
     return aligned(rows, 3)

@@ -12,7 +12,7 @@ from offrl.data.formats.provenance import INFOS
 from offrl.data.memory import Memory
 from offrl.data.raw import CORE, FLAGS, RawData
 from offrl.data.raw.infer import action_range, find_ends, starts_elsewhere
-from offrl.data.raw.labels import joined_labels, listed_labels, other_columns
+from offrl.data.raw.labels import joined_labels, listed_labels, refuse_other_columns
 from offrl.data.tools.subset import point_elsewhere
 from offrl.errors import UserError
 from offrl.tasks.task import Task
@@ -87,28 +87,15 @@ def join(parts: Sequence[RawData], memory: Memory) -> tuple[RawData, list[str]]:
 
 def _agree(first: RawData, other: RawData) -> None:
     """Raises UserError unless rows of the two mean the same."""
-    a, b = first.columns, other.columns
-    # the number of discrete actions may differ: a file that does not record it may not show all of them
-    kind = [
-        "discrete actions" if p.discrete else f"{p.columns['actions'].shape[1]} continuous actions"
-        for p in (first, other)
-    ]
-    for aspect, x, y in (
-        ("observations of shape", list(a["observations"].shape[1:]), list(b["observations"].shape[1:])),
-        ("observations of type", a["observations"].dtype, b["observations"].dtype),
-        ("", kind[0], kind[1]),
-        *((f"'{k}' of shape", list(a[k].shape[1:]), list(b[k].shape[1:])) for k in a if k in b and k not in CORE),
-    ):
-        if x != y:
+    other_form = _form(other)
+    for aspect, x in _form(first).items():
+        if (y := other_form.get(aspect, x)) != x:
             raise UserError(
                 f"cannot merge {other.where} with {first.where}: {aspect} {y} instead of {x}".replace("  ", " ")
             )
     for column in ("observations", "actions"):
-        if text := other_columns(first.column_specs(column), other.column_specs(column)):
-            raise UserError(
-                f"cannot merge {other.where} with {first.where}: its columns are {text[1]} instead of {text[0]}; name "
-                "those of both in one order and unit with dataset.fields"
-            )
+        failure = f"cannot merge {other.where} with {first.where}"
+        refuse_other_columns(first.column_specs(column), other.column_specs(column), failure)
     if not first.discrete:
         ranges = [action_range(p) for p in (first, other)]
         if not all(np.array_equal(x, y) for x, y in zip(*ranges, strict=True)):
@@ -124,6 +111,18 @@ def _agree(first: RawData, other: RawData) -> None:
             f"cannot merge {other.where} with {first.where}: one was recorded in {other.task and other.task.env_id}, "
             f"the other in {first.task and first.task.env_id}"
         )
+
+
+def _form(raw: RawData) -> dict[str, Any]:
+    """What must be the same in data that are merged, as far as both have it."""
+    columns, observations = raw.columns, raw.columns["observations"]
+    return {
+        "observations of shape": list(observations.shape[1:]),
+        "observations of type": observations.dtype,
+        # the number of discrete actions may differ: a file that does not record it may not show all of them
+        "": "discrete actions" if raw.discrete else f"{columns['actions'].shape[1]} continuous actions",
+        **{f"'{k}' of shape": list(c.shape[1:]) for k, c in columns.items() if k not in CORE},
+    }
 
 
 def _short(values: np.ndarray) -> str:

@@ -9,8 +9,8 @@ import numpy as np
 
 from offrl.data.memory import Memory
 from offrl.data.raw import RawData, bounds_of, ends_of
-from offrl.data.raw.checks import not_finite_rows, outside_rows
 from offrl.data.raw.infer import action_range, find_ends, starts_elsewhere
+from offrl.data.raw.rows import not_finite_rows, outside_rows
 from offrl.data.transforms.episodes import best_share, random_share
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig

@@ -22,7 +22,7 @@ PREFIX = "expert_"  # of their keys in a batch
 PARTS = ("observations", "actions", "next_observations")
 
 
-def add_expert(dataset: Dataset, config: DatasetConfig, memory: Memory = IN_MEMORY) -> Dataset:
+def add_expert(dataset: Dataset, config: DatasetConfig, memory: Memory) -> Dataset:
     """`dataset` with the episodes of `config.expert` appended, and a bool column "expert" that is true for the
     demonstrations.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from offrl.data.dataset import Dataset
 from offrl.data.memory import IN_MEMORY, Memory, chunks
-from offrl.data.raw.labels import joined_labels, listed_labels, other_columns
+from offrl.data.raw.labels import joined_labels, listed_labels, refuse_other_columns
 from offrl.data.text.dataset import shared_strings
 from offrl.errors import UserError
 from offrl.tasks.entries import OWN_ORDER
@@ -40,11 +40,8 @@ def concatenate(datasets: Sequence[Dataset], memory: Memory = IN_MEMORY) -> Data
             if (b := _form(other)[aspect]) != a:
                 raise UserError(f"cannot append {other.spec.name} to {first.spec.name}: {aspect} {b} instead of {a}")
         for key in ("observation_columns", "action_columns"):
-            if text := other_columns(getattr(first.spec, key), getattr(other.spec, key)):
-                raise UserError(
-                    f"cannot append {other.spec.name} to {first.spec.name}: its columns are {text[1]} instead of "
-                    f"{text[0]}; name those of both in one order and unit with dataset.fields"
-                )
+            failure = f"cannot append {other.spec.name} to {first.spec.name}"
+            refuse_other_columns(getattr(first.spec, key), getattr(other.spec, key), failure)
     notes = [n for d in datasets for n in d.notes]
     orders = {d.spec.name: d.spec.task.observation_keys if d.spec.task is not None else () for d in datasets}
     if len(known := {keys: name for name, keys in orders.items() if keys and keys != OWN_ORDER}) > 1:

@@ -21,7 +21,7 @@ from offrl.settings.dataset import DatasetConfig
 IMAGINED = "imagined"  # the column that marks imagined rows
 
 
-def add_imagined(dataset: Dataset, config: DatasetConfig, memory: Memory = IN_MEMORY) -> Dataset:
+def add_imagined(dataset: Dataset, config: DatasetConfig, memory: Memory) -> Dataset:
     """`dataset` with the datasets of `config.imagined` appended, and a bool column "imagined" that is true for their
     rows.
 

@@ -78,7 +78,7 @@ def episode_columns(dataset: Dataset, start: int, end: int) -> dict[str, np.ndar
     }
     spec = dataset.spec
     if not spec.discrete:
-        low, high = (np.asarray(bound, np.float32) for bound in (spec.action_low, spec.action_high))
+        low, high = spec.action_bounds
         if (low != -1.0).any() or (high != 1.0).any():
             columns["actions"] = low + (columns["actions"] + 1.0) * (high - low) / 2.0
     return columns

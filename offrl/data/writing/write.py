@@ -16,7 +16,7 @@ import numpy as np
 
 from offrl.data.containers.hdf5_sink import new_hdf5
 from offrl.data.formats import d4rl, minari
-from offrl.data.formats.provenance import Record, describe, task_of, written_truncations
+from offrl.data.formats.provenance import Record, describe, identical, task_of, written_truncations
 from offrl.data.loading.assemble import fingerprint
 from offrl.data.memory import IN_MEMORY, Memory, chunks, next_rows
 from offrl.data.raw import RawData, canonical
@@ -58,7 +58,8 @@ def write_data(
         raise UserError(
             f"{target}: JSON lines hold texts, and {raw.where} holds numbers: write .hdf5 or a Minari dataset"
         )
-    metadata = _named(metadata or {})
+    aliases = {"algorithm": "algorithm_name", "email": "author_email"}  # Minari's words
+    metadata = {aliases.get(k, k): v for k, v in (metadata or {}).items() if v is not None}
     name = str(metadata.get("dataset_id") or "")
     path, data_id = output_path(target, form, name, force)
     raw = canonical_raw(raw)
@@ -85,12 +86,6 @@ def add_namespaces(path: Path, data_id: str) -> None:
         minari_layout.add_namespaces(path, data_id)
     except OSError as error:
         raise write_error(error, path) from None
-
-
-def _named(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """`metadata` in Minari's words: author_email for email, algorithm_name for algorithm."""
-    aliases = {"algorithm": "algorithm_name", "email": "author_email"}
-    return {aliases.get(k, k): v for k, v in metadata.items() if v is not None}
 
 
 def canonical_raw(raw: RawData) -> RawData:
@@ -217,7 +212,10 @@ def _compare(raw: RawData, reread: RawData, ends: np.ndarray, record: Record, pa
         and (not raw.discrete or reread.num_actions == record.spec.num_actions),
         "action range": raw.discrete
         or (np.array_equal(reread.action_low, raw.action_low) and np.array_equal(reread.action_high, raw.action_high)),
-        **{k: _same(raw.final_columns[k], reread.final_columns.get(k)) for k in record.final_columns},
+        **{
+            k: k in reread.final_columns and identical(raw.final_columns[k], reread.final_columns[k])
+            for k in record.final_columns
+        },
     }
     refuse_difference(same, path)
 
@@ -229,10 +227,6 @@ def refuse_difference(same: Mapping[str, bool], path: Path) -> None:
             f"what was read back from the file for {path} differs ({', '.join(wrong)}): nothing was put there. A "
             "failing disk, or a fault of offrl: please report it"
         )
-
-
-def _same(a: np.ndarray, b: np.ndarray | None) -> bool:
-    return b is not None and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 def _steps(progress: Progress | None, raw: RawData) -> Callable[[int], None]:

@@ -11,6 +11,7 @@ import copy
 import importlib
 import inspect
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def write(
 
     Where the final observation of an episode is not known, its last observation stands there twice; the record says so.
     """
+    import gymnasium as gym
     import minari
     from minari.dataset.minari_storage import MinariStorage
 
@@ -49,7 +51,12 @@ def write(
             f"{raw.where}: Minari {minari.__version__} keeps images as JPEG, which loses bits: pip install "
             "'minari>=0.5.4'"
         )
-    spaces = observation_space, _action_space(raw, record)
+    if record.spec.discrete:
+        action_space: gym.Space = gym.spaces.Discrete(record.spec.num_actions)
+    else:
+        low, high = record.spec.action_bounds
+        action_space = gym.spaces.Box(low, high, dtype=np.float32)
+    spaces = observation_space, action_space
     meta = _about(raw, record) | {source.RECORD: record.to_json()}
     episodes = _episodes(raw, ends, record, split, advance)
     write_dataset(folder, data_id, spaces, episodes, raw.rows, int(ends.sum()), meta, **options)
@@ -173,30 +180,19 @@ def _observation_space(raw: RawData, record: Record) -> tuple[Any, Callable[[np.
 
     space, shape, dtype = dict_space(record), record.spec.observation_shape, raw.columns["observations"].dtype
     if space is not None:
-        boxes: dict[str, spaces.Space] = {}
-        parts, at = {}, 0
-        for key in sorted(space["subspaces"]):
-            box = space["subspaces"][key]
+        boxes: dict[str, Any] = {}
+        for key, box in sorted(space["subspaces"].items()):
             low, high = (np.asarray(box[k], np.float32).reshape(box["shape"]) for k in ("low", "high"))
             boxes[key] = spaces.Box(low, high, tuple(box["shape"]), np.float32)
-            parts[key] = (slice(at, at + int(np.prod(box["shape"]))), tuple(box["shape"]))
-            at = parts[key][0].stop
+        bounds = np.cumsum([math.prod(box.shape) for box in boxes.values()])[:-1]
 
         def split(rows: np.ndarray) -> Any:
-            return {key: np.ascontiguousarray(rows[:, span]).reshape(-1, *form) for key, (span, form) in parts.items()}
+            parts = zip(boxes.items(), np.split(rows, bounds, 1), strict=True)
+            return {key: np.ascontiguousarray(part).reshape(-1, *box.shape) for (key, box), part in parts}
 
         return spaces.Dict(boxes), split
     low, high = (0, 255) if dtype == np.uint8 else (-np.inf, np.inf)
     return spaces.Box(low, high, shape, dtype.type), lambda rows: rows
-
-
-def _action_space(raw: RawData, record: Record) -> Any:
-    from gymnasium import spaces
-
-    if record.spec.discrete:
-        return spaces.Discrete(record.spec.num_actions)
-    low, high = (np.asarray(x, np.float32) for x in (record.spec.action_low, record.spec.action_high))
-    return spaces.Box(low, high, dtype=np.float32)
 
 
 def _about(raw: RawData, record: Record) -> dict[str, Any]:
