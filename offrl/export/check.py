@@ -25,16 +25,16 @@ ROUNDING = (
 NUDGES = 64
 
 
-@dataclass(frozen=True)
+@dataclass
 class Check:
     """A comparison. Differences are in units of half an action's range; of discrete actions, the share of rows that
     differ.
     """
 
     runtime: str
-    largest: float  # difference on BATCHES, in which observations are as the data's
-    far: float  # the same on observations far out
-    ties: int  # rows of discrete actions that are undecided to within float32, and came out differently
+    largest: float = 0.0  # difference on BATCHES, in which observations are as the data's
+    far: float = 0.0  # the same on observations far out
+    ties: int = 0  # rows of discrete actions that are undecided to within float32, and came out differently
     allowed: float = TOLERANCE  # for `largest`: more than TOLERANCE where float32 itself is less exact than that
     failure: str = ""
 
@@ -62,8 +62,7 @@ def check(policy: TrainedPolicy, explore: bool, runner: Runner, draws: Sequence[
     is more: sums in another order differ as much in policies that are very steep, and far out.
     """
     exact = PolicyGraph(policy, explore, torch.float64)
-    largest = outside = allowed = 0.0
-    ordinary, ties = TOLERANCE, 0
+    result, allowed = Check(runtime), 0.0
     rng = np.random.default_rng(0)
     groups = [(n, 1.0) for n in BATCHES] + [(FAR_ROWS, scale) for scale in FAR]
     with torch.no_grad(), plain_products():
@@ -77,26 +76,20 @@ def check(policy: TrainedPolicy, explore: bool, runner: Runner, draws: Sequence[
                 output = np.asarray(runner(observations, noise))
             except Exception as error:  # whatever the runtime raises
                 text = (str(error).strip().splitlines() or [""])[0]
-                return Check(
-                    runtime,
-                    largest,
-                    outside,
-                    ties,
-                    ordinary,
-                    f"a batch of {count} fails in {runtime} ({type(error).__name__}: {text})",
-                )
+                result.failure = f"a batch of {count} fails in {runtime} ({type(error).__name__}: {text})"
+                return result
             if output.shape != expected.shape or output.dtype != expected.dtype:
-                wrong = (
+                result.failure = (
                     f"it gives {output.dtype} {output.shape} for a batch of {count}, the policy {expected.dtype} "
                     f"{expected.shape}"
                 )
-                return Check(runtime, largest, outside, ties, ordinary, wrong)
+                return result
             if exact.discrete:
                 differ = np.flatnonzero(output != expected)
                 real = [
                     i for i in differ if not _tie(exact, observations[i], _row(noise, draws, int(i)), int(output[i]))
                 ]
-                ties += len(differ) - len(real)
+                result.ties += len(differ) - len(real)
                 difference, allowed = len(real) / count, 0.0
             else:
                 half = _half_range(policy)
@@ -105,11 +98,11 @@ def check(policy: TrainedPolicy, explore: bool, runner: Runner, draws: Sequence[
                     true = exact(torch.from_numpy(observations), *(torch.from_numpy(x) for x in noise)).numpy()
                     allowed = max(TOLERANCE, ROUNDING * float((np.abs(expected - true) / half).max()))
                 if scale == 1.0:
-                    ordinary = allowed
+                    result.allowed = allowed
             if scale == 1.0:
-                largest = max(largest, difference)
+                result.largest = max(result.largest, difference)
             else:
-                outside = max(outside, difference)
+                result.far = max(result.far, difference)
             if not difference <= allowed:  # NaN fails as well
                 where = (
                     f"observations {scale:g} standard deviations from the mean"
@@ -121,15 +114,9 @@ def check(policy: TrainedPolicy, explore: bool, runner: Runner, draws: Sequence[
                     if exact.discrete
                     else f"is the largest difference, where {allowed:.2g} is allowed,"
                 )
-                return Check(
-                    runtime,
-                    largest,
-                    outside,
-                    ties,
-                    ordinary,
-                    f"{difference:.2g} {subject} from the Python policy on {where} in {runtime}",
-                )
-    return Check(runtime, largest, outside, ties, ordinary)
+                result.failure = f"{difference:.2g} {subject} from the Python policy on {where} in {runtime}"
+                return result
+    return result
 
 
 def _half_range(policy: TrainedPolicy) -> np.ndarray:

@@ -26,6 +26,8 @@ def description(
     policy: TrainedPolicy, stochastic: bool, draws: Sequence[Draw], details: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The whole of the JSON file but its "files". `details`: what `of_run` gives."""
+    from offrl.runs.record import PACKAGES, installed
+
     algorithm, spec = policy.algorithm, policy.algorithm.spec
     names = dimension_names(spec)
     observations: list[dict[str, Any]] = [
@@ -98,6 +100,7 @@ def description(
         for key, value in sorted(params.items()):
             digest.update(f"{name}.{key}".encode())
             digest.update(value.numpy().tobytes())
+    export_packages = {name: v for name in (*PACKAGES[:3], "onnx", "onnxruntime") if (v := installed(name)) is not None}
     task = spec.task
     return {
         "kind": KIND,
@@ -121,14 +124,8 @@ def description(
             **names["environment"],
         },
         "scores": details.get("scores", []),
-        "packages": {"training": details.get("packages", {}), "export": _packages()},
+        "packages": {"training": details.get("packages", {}), "export": export_packages},
     }
-
-
-def _packages() -> dict[str, str | None]:
-    from offrl.runs.record import PACKAGES, installed
-
-    return {name: v for name in (*PACKAGES[:3], "onnx", "onnxruntime") if (v := installed(name)) is not None}
 
 
 def of_run(run: SavedRun, replica: Replica) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from offrl.errors import UserError, nearest, warn
+from offrl.errors import UserError, first_line, nearest, warn
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.export import OPSET, SUFFIX, card, describe
 from offrl.export.check import Check, Runner, check
@@ -107,7 +107,7 @@ def export_policy(
         try:
             importlib.import_module(package)
         except ImportError as error:
-            needs = f"format=onnx needs pip install 'offrl[export]': {package} cannot be imported ({_line(error)})"
+            needs = f"format=onnx needs pip install 'offrl[export]': {package} cannot be imported ({first_line(error)})"
             raise UserError(f"{needs}. format=pt2 needs nothing more") from None
     path = Path(path)
     beside = path.with_suffix(".json")
@@ -124,7 +124,7 @@ def export_policy(
     except Undrawable as error:
         raise UserError(f"the policy of {name} cannot be exported: {error}") from None
     except Exception as error:  # whatever the exporters raise about an operation that they do not know
-        text = f"{type(error).__name__}: {_line(error)}"
+        text = f"{type(error).__name__}: {first_line(error)}"
         if "Constraints violated (batch)" in text:
             text = "its act makes the number of observations a constant (len(obs), or int(...)); obs.shape[0] does not"
         raise UserError(
@@ -158,10 +158,6 @@ def export_policy(
 def _known(format: str) -> None:
     if format not in SUFFIX:
         raise UserError(f"format={format} is not known; choose one of {', '.join(SUFFIX)}.{nearest(format, SUFFIX)}")
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _place(out: str | Path | None, folder: Path, format: str, stochastic: bool) -> Path:
@@ -281,7 +277,7 @@ def _onnx(graph: PolicyGraph, draws: Sequence[Draw], opset: int) -> _Built:
     try:
         session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its exceptions have no common base
-        text = f"onnxruntime {onnxruntime.__version__} cannot load what was exported ({_line(error)})"
+        text = f"onnxruntime {onnxruntime.__version__} cannot load what was exported ({first_line(error)})"
         raise UserError(f"{text}; a smaller opset= may do, 18 is the smallest") from error
 
     def runner(x: np.ndarray, noise: Sequence[np.ndarray]) -> np.ndarray:

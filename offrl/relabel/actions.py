@@ -67,12 +67,9 @@ def read_action_free(name: str, config: DatasetConfig, like: DataSpec, memory: M
     config, memory = config.of_any_layout("actions"), memory or Memory()
     source = resolve(name, config)
     if source.loader is not None:
-        loaded = source.loader(config)
-        if isinstance(loaded, Dataset):
-            return replace(
-                loaded, columns={**loaded.columns, "actions": torch.from_numpy(_no_actions(len(loaded), like))}
-            )
-        raw = loaded
+        raw = source.loader(config)
+        if isinstance(raw, Dataset):
+            return replace(raw, columns={**raw.columns, "actions": torch.from_numpy(_no_actions(len(raw), like))})
     else:
         raw = read_raw(source.name, config, memory, source, ("actions", "rewards"))
     if not isinstance(raw, RawData):

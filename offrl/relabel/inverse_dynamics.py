@@ -179,11 +179,8 @@ def learn(
                 total += float(algorithm.loss(params, None, rows, None)[0]) * (part.stop - part.start)  # type: ignore[arg-type]
         return total / len(judge)
 
-    seeds = [settings.seed + n for n in range(settings.members)]
     title = f"inverse dynamics of {dataset.spec.name}"
-    trained = train_members(
-        algorithm, "inverse", source, validate, seeds, settings.updates, settings.batch_size, device, title, quiet
-    )
+    trained = train_members(algorithm, "inverse", source, validate, device, title, quiet)
     labels = [_predict(algorithm, trained, other, inputs, device) for other in action_free]
     predictions = _ensemble(algorithm, trained, inputs, dataset, held_out, device)
     return torch.cat(labels), _note(

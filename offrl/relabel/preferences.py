@@ -160,12 +160,7 @@ class PreferenceModel:
             with torch.no_grad():
                 return float(algorithm.loss(params, None, judge)[0])
 
-        seeds = [settings.seed + n for n in range(settings.members)]
-        batch = settings.batch_size
-        title = f"preferences on {spec.name}"
-        trained = train_members(
-            algorithm, "reward", source, validate, seeds, settings.updates, batch, where, title, quiet
-        )
+        trained = train_members(algorithm, "reward", source, validate, where, f"preferences on {spec.name}", quiet)
         members = [{k: v.cpu() for k, v in params.items()} for params in trained.params]
         model = PreferenceModel(spec, list(settings.hidden), mean, std, members)
         first, second = (

@@ -4,7 +4,7 @@ datasets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,19 +35,19 @@ def train_members(
     module: str,
     source: Any,
     validate: Callable[[Params], float],
-    seeds: Sequence[int],
-    updates: int,
-    batch_size: int,
     device: torch.device,
     title: str,
     quiet: bool,
 ) -> Trained:
-    """Train one model for each seed, at most `updates` updates, fewer where no member gets better any more.
+    """Train the members that the algorithm's settings ask for, at most `updates` updates, fewer where no member gets
+    better any more.
 
     validate: the error on held-out data of the parameters of `module`. source: what the algorithm's sampler prepared,
     on `device`. The same call gives the same numbers on the same machine. Raises UserError when the error of some
     member was never finite.
     """
+    config = algorithm.config
+    seeds, updates = [config.seed + n for n in range(config.members)], config.updates
     best = torch.full((len(seeds),), torch.inf, dtype=torch.float64)
     best_params: list[Params] = [{} for _ in seeds]
     interval, stale, last_step = max(1, updates // LOOKS), 0, 0
@@ -70,7 +70,7 @@ def train_members(
             source,
             seeds,
             updates,
-            batch_size,
+            config.batch_size,
             device,
             compile="cudagraph" if device.type == "cuda" else "eager",
             stops=[*range(interval, updates, interval), updates],

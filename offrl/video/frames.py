@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import os
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from offrl.errors import UserError
+from offrl.errors import UserError, first_line
 from offrl.system.files import replacing
 
 if TYPE_CHECKING:
@@ -210,19 +211,13 @@ def pictures(reels: Sequence[Reel], stride: int, rate: float, title: str) -> Ite
         yield frame
 
 
-_FONTS: dict[int, Any] = {}
-
-
+@functools.cache
 def _font(height: int) -> FreeTypeFont:
     """The letters that come with Matplotlib."""
-    if height not in _FONTS:
-        import matplotlib
-        from PIL import ImageFont
+    import matplotlib
+    from PIL import ImageFont
 
-        _FONTS[height] = ImageFont.truetype(
-            os.path.join(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"), height
-        )
-    return _FONTS[height]
+    return ImageFont.truetype(os.path.join(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"), height)
 
 
 def _text(
@@ -262,7 +257,3 @@ def write(path: Path, pictures: Iterator[np.ndarray], rate: float) -> None:
                 writer.append_data(picture)
     except (OSError, RuntimeError, ValueError) as error:
         raise NoVideo(f"{path} could not be written ({first_line(error)})") from error
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -22,21 +22,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from offrl.errors import UserError, warn
+from offrl.errors import UserError, first_line, warn
 from offrl.evaluation.evaluator import Evaluator
 from offrl.evaluation.result import Evaluation, Tally
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.replicas import Replica, number
 from offrl.system.files import file_name
 from offrl.system.progress import Progress
-from offrl.tasks.episodes import observe_reward, set_goal
 from offrl.tasks.task import Task
 from offrl.video.frames import (
     NoVideo,
     Painter,
     Reel,
     draw_fast,
-    first_line,
     follow,
     has_physics,
     pictures,
@@ -115,10 +113,8 @@ def film(
             for n, (replica, policy) in enumerate(zip(replicas, policies, strict=True)):
                 reel = stack.enter_context(contextlib.closing(Reel(size, _label(replica))))
                 tally = Tally.of([policy], [replica.seed], config.episodes)
-                report = functools.partial(
-                    _report, progress, episode * len(replicas) + n, f"{replica}, episode {episode}"
-                )
-                camera = _Camera(policy, painter, task, tally, episode, stride, reel, report)
+                tell = functools.partial(progress.update, episode * len(replicas) + n)
+                camera = _Camera(policy, painter, task, tally, episode, stride, reel, str(replica), tell)
                 evaluator.play(0, camera, replica.seed, [episode], tally)
                 camera.finish()
                 if scored is not None and tally.returns[0, episode] != scored.returns[n, episode]:
@@ -132,10 +128,6 @@ def film(
             for reel in reels:
                 reel.close()
     return written
-
-
-def _report(progress: Progress, done: int, title: str, step: int) -> None:
-    progress.update(done, f"{title}, step {step:,}")
 
 
 @contextlib.contextmanager
@@ -156,34 +148,29 @@ def _label(replica: Replica) -> str:
 
 def _evaluator(task: Task, config: EvalConfig, size: int) -> Evaluator:
     """An evaluator whose environments draw."""
-    reason: Exception | None = None
-    # not every environment takes the size of its pictures
-    for extra in ({"width": size, "height": size}, {}) if task.env_factory is None else ({},):
-        rendering_task = (
-            task
-            if task.env_factory is not None
-            else dataclasses.replace(task, env_kwargs={**task.env_kwargs, "render_mode": "rgb_array", **extra})
-        )
+    tasks = [task]
+    if task.env_factory is None:  # not every environment takes the size of its pictures
+        tasks = [
+            dataclasses.replace(task, env_kwargs={**task.env_kwargs, "render_mode": "rgb_array", **extra})
+            for extra in ({"width": size, "height": size}, {})
+        ]
+    for candidate in tasks:
         try:
             # what is amiss was said when the episodes were scored
-            evaluator = Evaluator(rendering_task, config, lambda kind, message: None)
+            evaluator = Evaluator(candidate, config, lambda kind, message: None)
+            break
         except UserError as error:
             reason = error
-            continue
-        env: Any = evaluator.envs[0]
-        if env.render_mode != "rgb_array" and not has_physics(env):
-            evaluator.close()
-            how = (
-                "make it with render_mode='rgb_array'"
-                if task.env_factory is not None
-                else "it has no render_mode rgb_array"
-            )
-            raise NoVideo(f"{task.env_id or task.name} does not draw: {how}")
-        draw_fast(env, size)
-        follow(env)
-        return evaluator
-    assert reason is not None
-    raise NoVideo(first_line(reason)) from reason
+    else:
+        raise NoVideo(first_line(reason)) from reason
+    env: Any = evaluator.envs[0]
+    if env.render_mode != "rgb_array" and not has_physics(env):
+        evaluator.close()
+        how = "make it with render_mode='rgb_array'" if task.env_factory else "it has no render_mode rgb_array"
+        raise NoVideo(f"{task.env_id or task.name} does not draw: {how}")
+    draw_fast(env, size)
+    follow(env)
+    return evaluator
 
 
 def _speed(env: Any, fps: int) -> tuple[int, float]:
@@ -194,7 +181,8 @@ def _speed(env: Any, fps: int) -> tuple[int, float]:
 
 
 class _Camera:
-    """A policy that takes a picture before it acts. Only one episode runs, in the evaluator's first environment."""
+    """A policy that takes a picture before it acts; all else is the policy's own. Only one episode runs, in the
+    evaluator's first environment."""
 
     def __init__(
         self,
@@ -205,25 +193,20 @@ class _Camera:
         episode: int,
         stride: int,
         reel: Reel,
-        report: Callable[[int], None],
+        label: str,
+        tell: Callable[[str], None],
     ) -> None:
         self.policy, self.painter, self.task, self.tally, self.episode = policy, painter, task, tally, episode
-        self.stride, self.reel, self.report = stride, reel, report
+        self.stride, self.reel, self.label, self.tell = stride, reel, label, tell
 
-    def start(self, episodes: int) -> Any:
-        return self.policy.start(episodes)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.policy, name)
 
     def step(self, carry: Any, observations: np.ndarray, t: int) -> tuple[np.ndarray, Any]:
         if t % self.stride == 0:
             self._shoot(t)
-            self.report(t)
+            self.tell(f"{self.label}, episode {self.episode}, step {t:,}")
         return self.policy.step(carry, observations, t)
-
-    def set_goal(self, carry: Any, goals: np.ndarray | None) -> Any:
-        return set_goal(self.policy, carry, goals)
-
-    def observe_reward(self, carry: Any, rewards: np.ndarray) -> Any:
-        return observe_reward(self.policy, carry, rewards)
 
     def finish(self) -> None:
         """The last picture, where the episode ended."""
