@@ -286,7 +286,7 @@ def _retrain(search: TuningSearch, chosen: str) -> dict[str, str]:
         search.show.tell(
             f"{role}: {name} anew with seeds {', '.join(map(str, search.work.final_seeds))} on all episodes"
         )
-        train_rung(RungRun(directory, settings, (name,), ()), search.work.data)
+        train_rung(RungRun(directory, settings, (name,)), search.work.data)
         roles[role] = name
         search.stage(f"retrained-{role}", functools.partial(_scores, directory))
     return roles

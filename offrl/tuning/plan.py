@@ -23,7 +23,6 @@ from offrl.settings import diff
 from offrl.settings.compose import compose, fill, flatten
 from offrl.settings.field import marked, without_places
 from offrl.settings.presets import algorithm_group
-from offrl.settings.replicas import expand
 from offrl.settings.train import MOST_SEEDS, TrainConfig
 from offrl.settings.untrusted import COUNTS, PLACES, check_code, given_of
 from offrl.system import trust
@@ -118,11 +117,7 @@ class Tune:
                     "checkpoint.keep": 1,
                     "checkpoint.every": max(1, rung.updates // 4),
                 }
-                grid = {n.removeprefix("grid."): v for n, v in settings.items() if n.startswith("grid.")}
-                replicas = tuple(expand(grid, self.seeds, True))
-                result.append(
-                    RungRun(directory, settings, tuple(names), replicas, origin_of(names, before, len(self.seeds)))
-                )
+                result.append(RungRun(directory, settings, tuple(names), origin_of(names, before, len(self.seeds))))
         return result
 
 
@@ -153,7 +148,6 @@ def prepare(values: Mapping[str, Any]) -> Tune:
     base = {a: _base(a, config, per_algo[a], shared) for a in config.algos}
     composed = {a: compose(base[a] | {"steps": 1}) for a in config.algos}
     spaces = {a: _space(a, composed[a], config, spaces_given[a], base[a]) for a in config.algos}
-    _known_everywhere(spaces_given, per_algo, config.algos)
     configs, _ = config.configs_and_steps()
     if configs * len(config.algos) * config.seeds > MOST_SEEDS:
         raise UserError(
@@ -236,26 +230,17 @@ def _sorted(
                 f"offrl tune has no setting '{name}'.{nearest(name, [*known, *PASSED, 'dataset'])} All of them: offrl "
                 "tune --help"
             )
-    return spaces, fixed, shared
-
-
-def _known_everywhere(
-    spaces: Mapping[str, Mapping[str, Any]], fixed: Mapping[str, Mapping[str, Any]], algos: Sequence[str]
-) -> None:
     for a in algos:
-        for name in spaces[a]:
-            if f"algo.{name}" in fixed[a]:
-                raise UserError(f"space.{name} and algo.{name} are both given for {a}; leave one of them out")
+        if twice := next((n for n in spaces[a] if f"algo.{n}" in fixed[a]), None):
+            raise UserError(f"space.{twice} and algo.{twice} are both given for {a}; leave one of them out")
+    return spaces, fixed, shared
 
 
 def _base(algo: str, config: TuneConfig, fixed: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of `offrl train` that all runs of an algorithm have; of algo.NAME=, those that it knows."""
-    names = {
-        f.name
-        for f in dataclasses.fields(
-            registry.get("algo", compose({"algo": algo, **_data_settings(shared)}).algo.name).Config
-        )
-    }
+    data_settings = {k: v for k, v in shared.items() if k.partition(".")[0] in ("dataset", "experiment")}
+    kind = registry.get("algo", compose({"algo": algo, **data_settings}).algo.name)
+    names = {f.name for f in dataclasses.fields(kind.Config)}
     fitting = {k: v for k, v in fixed.items() if k.removeprefix("algo.").partition(".")[0] in names}
     if unknown := [k for k in fixed if k not in fitting]:
         if len(config.algos) == 1 or all(k not in fitting for k in fixed):
@@ -267,10 +252,6 @@ def _base(algo: str, config: TuneConfig, fixed: Mapping[str, Any], shared: Mappi
     if pick_device(config.device).type == "cpu":
         base |= {"group": GROUP, "compile": "compiled" if config.configs_and_steps()[1] >= LONG else "eager"}
     return {**base, **shared, **fitting, "algo": algo}
-
-
-def _data_settings(shared: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in shared.items() if k.partition(".")[0] in ("dataset", "experiment")}
 
 
 def _space(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,7 +57,10 @@ def write_result(
         "proposer": config.proposer,
         "rule": config.rule,
         "brackets": [[[r.settings, r.updates] for r in rungs] for rungs in search.trained],
-        "updates": _updates(search),
+        "updates": {
+            "made": sum(cost(rungs, config.seeds) for rungs in search.trained),
+            "full": len(search.trials) * config.configs_and_steps()[1] * config.seeds,
+        },
         "rows": search.rows,
         "settings": {name: {"algo": algo, "values": dict(values)} for name, (algo, values) in search.trials.items()},
         "by_data": dict(by_data),
@@ -70,12 +73,13 @@ def write_result(
     outcome = json.loads(json.dumps(outcome))
     files.write_text(work.folder / FILE, json.dumps(outcome, indent=1) + "\n")
     if "winner" in retrained and outcome["retrained"]["winner"]["score"] is not None:
+        first_last = " to ".join(dict.fromkeys(map(str, (work.seeds[0], work.seeds[-1]))))
         tuned = {
             "by": f"offrl tune judge={','.join(config.judge)} proposer={config.proposer}",
             "candidates": len(search.trials),
             "judge": ",".join(config.judge),
             "episodes_used": int(final.get("episodes", 0)),
-            "split": f"searched with seeds {_first_last(search.work.seeds)} on {config.split:.0%} of the episodes, "
+            "split": f"searched with seeds {first_last} on {config.split:.0%} of the episodes, "
             "judged on the rest; seeds and episodes reported here chose nothing",
         }
         exchange.write(
@@ -96,15 +100,6 @@ def _dimension(d: Any) -> dict[str, Any]:
     values = [list(v) if isinstance(v, tuple) else v for v in d.values]
     ends = {} if values else {"low": d.low, "high": d.high, "log": d.log}
     return {"name": d.name, "values": values, **ends}
-
-
-def _updates(search: TuningSearch) -> dict[str, int]:
-    """Updates of single policies that the search made, and that training every one of its settings in full would have
-    made.
-    """
-    _, steps = search.config.configs_and_steps()
-    search_updates = sum(cost(rungs, search.config.seeds) for rungs in search.trained)
-    return {"made": search_updates, "full": len(search.trials) * steps * search.config.seeds}
 
 
 def command(search: TuningSearch, name: str) -> str:
@@ -196,7 +191,3 @@ def tell(outcome: Mapping[str, Any], doubt: str) -> None:
         detail = f"{truth['lost']:.4g} against the best finalist, {truth['best']} (regret {regret:.2f}; 1: at random)"
         say(f"true returns: the choice loses {detail}")
     say(f"to train it yourself: {outcome['command']}")
-
-
-def _first_last(seeds: Sequence[int]) -> str:
-    return f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])

@@ -18,7 +18,6 @@ from typing import Any
 
 from offrl.errors import UserError
 from offrl.settings.evaluation import cores
-from offrl.settings.replicas import Replica
 from offrl.system import files
 from offrl.system.progress import StageProgress
 from offrl.tuning.plan import Tune
@@ -52,14 +51,8 @@ def read_spec(path: Path) -> RungRun:
     """The inverse of `write_spec`; the file is this program's own."""
     spec = json.loads(path.read_text(encoding="utf-8"))
     origin = spec["origin"] and Origin(Path(spec["origin"]["run"]), tuple(spec["origin"]["replica_indices"]))
-    replicas = tuple(Replica(r["seed"], tuple((n, v) for n, v in r["values"])) for r in spec["replicas"])
-    return RungRun(
-        Path(spec["directory"]),
-        {**spec["settings"], "quiet": True, "workers": 1},
-        tuple(spec["trials"]),
-        replicas,
-        origin,
-    )
+    settings = {**spec["settings"], "quiet": True, "workers": 1}
+    return RungRun(Path(spec["directory"]), settings, tuple(spec["trials"]), origin)
 
 
 def _in_processes(work: Tune, runs: Sequence[RungRun]) -> None:

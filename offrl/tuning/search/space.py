@@ -70,7 +70,8 @@ class Space:
 
     def program(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
         """What decides the program of a setting: its values of the others."""
-        return tuple(_hashable(values[d.name]) for d in self.dimensions if not d.tensor)
+        others = (values[d.name] for d in self.dimensions if not d.tensor)
+        return tuple(tuple(v) if isinstance(v, list) else v for v in others)
 
     def caution(self, values: Mapping[str, Any]) -> tuple[float, ...]:
         """Orders settings by how near they stay to the data, larger is nearer: in the order of the dimensions that have
@@ -83,10 +84,6 @@ class Space:
                 size = float(d.values.index(value)) if d.values and value in d.values else float(value)
                 result.append(size if d.safe == "high" else -size)
         return tuple(result)
-
-
-def _hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def space_of(algo: str, settings: Any, kind: str, ranges: Mapping[str, Any], vectorized: bool = True) -> Space:
@@ -126,7 +123,7 @@ def space_of(algo: str, settings: Any, kind: str, ranges: Mapping[str, Any], vec
         dimensions.append(dataclasses.replace(dimension, safe=str(entry.get("safe", ""))))
     for d in dimensions:
         for value in d.values or (d.low, d.high):
-            check(_with(settings, d.name, value), "space.")
+            check(dataclasses.replace(settings, **{d.name: value}), "space.")
     default = {d.name: getattr(settings, d.name) for d in dimensions}
     return Space(algo, tuple(dimensions), default)
 
@@ -151,13 +148,12 @@ def _published(name: str, entry: Mapping[str, Any], kind: str, tensor: bool, set
 def _from_command(name: str, entry: Any, tensor: bool) -> Dimension:
     """From a command: [low,high,log], [low,high,linear], or a list of values. Raises UserError."""
     values = list(entry) if isinstance(entry, (list, tuple)) else [entry]
+    values = [_number(v) for v in values]
     if values and values[-1] in SCALES:
         ends = values[:-1]
-        if len(ends) != 2 or not all(
-            isinstance(v, (int, float)) and not isinstance(v, bool) for v in map(_number, ends)
-        ):
+        if len(ends) != 2 or not all(map(_is_number, ends)):
             raise UserError(f"space.{name}: a range is written space.{name}=[low,high,{values[-1]}]")
-        low, high = (float(_number(v)) for v in ends)
+        low, high = map(float, ends)
         if not low < high or not math.isfinite(high - low):
             raise UserError(
                 f"space.{name}=[{low:g},{high:g},{values[-1]}]: the low end must be below the high one, and both finite"
@@ -174,15 +170,18 @@ def _from_command(name: str, entry: Any, tensor: bool) -> Dimension:
         raise UserError(
             f"space.{name}=[] has no values; write values, space.{name}=[a,b], or a range, space.{name}=[low,high,log]"
         )
-    values = [_number(v) for v in values]
     if any(values.count(v) > 1 for v in values):
         raise UserError(f"space.{name} has a value twice")
-    if tensor and not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values):
-        wrong = next(v for v in values if not isinstance(v, (int, float)) or isinstance(v, bool))
+    wrong = [v for v in values if not _is_number(v)]
+    if tensor and wrong:
         raise UserError(
-            f"space.{name}: {wrong} is no number; a range is [low,high,log] or [low,high,linear], values are [a,b,c]"
+            f"space.{name}: {wrong[0]} is no number; a range is [low,high,log] or [low,high,linear], values are [a,b,c]"
         )
     return Dimension(name, tensor, values=tuple(float(v) if tensor else v for v in values))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _number(value: Any) -> Any:
@@ -193,7 +192,3 @@ def _number(value: Any) -> Any:
         except ValueError:
             return value
     return value
-
-
-def _with(settings: Any, name: str, value: Any) -> Any:
-    return dataclasses.replace(settings, **{name: value})

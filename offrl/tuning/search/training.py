@@ -17,7 +17,7 @@ from offrl.runs import record as runs
 from offrl.runs.paths import RECORD
 from offrl.runs.run import SavedRun
 from offrl.settings.compose import compose
-from offrl.settings.replicas import Replica
+from offrl.settings.replicas import Replica, expand
 from offrl.settings.train import TrainConfig
 from offrl.system import files
 from offrl.system.devices import pick_device
@@ -43,8 +43,13 @@ class RungRun:
     directory: Path
     settings: Mapping[str, Any]  # of `offrl train`
     trials: tuple[str, ...]  # the names of the settings, in the grid's order
-    replicas: tuple[Replica, ...]
     origin: Origin | None = None
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """Of each setting one for each seed."""
+        grid = {n.removeprefix("grid."): v for n, v in self.settings.items() if n.startswith("grid.")}
+        return expand(grid, self.settings["seeds"], True)
 
 
 @dataclass
