@@ -70,8 +70,8 @@ class Space:
 
     def program(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
         """What decides the program of a setting: its values of the others."""
-        others = (values[d.name] for d in self.dimensions if not d.tensor)
-        return tuple(tuple(v) if isinstance(v, list) else v for v in others)
+        structural = (values[d.name] for d in self.dimensions if not d.tensor)
+        return tuple(tuple(v) if isinstance(v, list) else v for v in structural)
 
     def caution(self, values: Mapping[str, Any]) -> tuple[float, ...]:
         """Orders settings by how near they stay to the data, larger is nearer: in the order of the dimensions that have
