@@ -228,8 +228,8 @@ def _columns(page: Page, raw: RawData, findings: Report, sample: Sample, out: Pa
     """Pictures of the columns, as far as these can be drawn."""
     sampling = "" if sample.all_rows else f" Drawn from {len(sample.rows):,} of {raw.rows:,} rows, taken at random."
 
-    def add(name: str, drawn: tuple[Any, str]) -> None:
-        figure, caption = drawn
+    def add(name: str, picture: tuple[Any, str]) -> None:
+        figure, caption = picture
         _add(page, figure, out / f"{name}.png", caption + sampling)
 
     rewards, actions, observations = (raw.columns.get(k) for k in ("rewards", "actions", "observations"))
@@ -239,8 +239,8 @@ def _columns(page: Page, raw: RawData, findings: Report, sample: Sample, out: Pa
     if actions is not None and len(actions):
         page.heading("Actions")
         values = sample.take(actions)
-        drawn = draw.discrete(values[:, 0], raw.num_actions) if raw.discrete else draw.actions(values, raw, EDGE)
-        add("actions", drawn)
+        picture = draw.discrete(values[:, 0], raw.num_actions) if raw.discrete else draw.actions(values, raw, EDGE)
+        add("actions", picture)
     if observations is None or not len(observations):
         return
     page.heading("Observations")
