@@ -125,7 +125,7 @@ def _shown(value: float | str | None) -> str:
 def _evaluate_target_returns(trained: Run, config: EvaluateConfig, scoring: dict[str, Any]) -> int:
     """Score the policies with each target return: a table, a CSV file and a picture."""
     from offrl.evaluation.target_returns import write
-    from offrl.figures.sweeps import draw_target_returns
+    from offrl.figures.evaluations import draw_target_returns
     from offrl.runs.tables import interval_text, print_table
 
     if config.target_returns != ["auto"] and not all(isinstance(t, (int, float)) for t in config.target_returns):
@@ -153,7 +153,7 @@ def _evaluate_target_returns(trained: Run, config: EvaluateConfig, scoring: dict
 def _evaluate_frequency(trained: Run, config: EvaluateConfig, scoring: dict[str, Any]) -> int:
     """Score the policies with each number of steps between decisions: a table, a CSV file and a picture."""
     from offrl.evaluation.frequency import write
-    from offrl.figures.sweeps import draw_frequencies
+    from offrl.figures.evaluations import draw_frequencies
     from offrl.runs.tables import interval_text, print_table
     from offrl.statistics.intervals import mean_interval
 
