@@ -7,7 +7,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +87,12 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], title:
     say(*text)
 
 
+def print_columns(columns: Mapping[str, Sequence[str]], title: str = "") -> None:
+    """`print_table` of {header: texts}, without the columns that no row has a text for."""
+    filled = {header: column for header, column in columns.items() if any(column)}
+    print_table(list(filled), list(zip(*filled.values(), strict=True)), title)
+
+
 @dataclass(frozen=True)
 class Result:
     """One row of the final table. Means come with the ends of their 95% interval over seeds."""
@@ -116,8 +122,7 @@ def final_table(results: Sequence[Result], title: str = "") -> None:
         f"data's mean {unit}": ["" if r.behaviour is None else f"{r.behaviour:.1f}" for r in results],
         "seeds": [str(r.seeds) for r in results],
     }
-    columns = {name: column for name, column in columns.items() if any(column)}
-    print_table(list(columns), list(zip(*columns.values(), strict=True)), title)
+    print_columns(columns, title)
     if sum(bool(r.values) for r in results) > 1:
         say(CHOICE)
 
