@@ -164,8 +164,8 @@ def begin(folder: Path, command: Command, suite: Suite, cells: Sequence[Cell]) -
     """
     seeds = seed_list(command.config.seeds)
     identities = {c.run: json.loads(json.dumps(runs.identity(c.config), default=str)) for c in cells}
-    old_identities: dict[str, Any] = {}  # a run's own record has what was found from the data as well
     old = read_record(folder)
+    old_cells = {c["run"]: c for c in old["cells"]} if old is not None else {}
     if old is None and folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
         raise UserError(f"{folder} is no benchmark's folder and not empty; choose another name= or runs_dir=")
     if old is not None:
@@ -175,19 +175,19 @@ def begin(folder: Path, command: Command, suite: Suite, cells: Sequence[Cell]) -
                     f"{folder} holds a benchmark with {label} {old_value}, this one has {new_value}; choose another "
                     "name="
                 )
-        before = {c["run"]: c["steps"] for c in old["cells"]}
-        old_identities = {c["run"]: c["settings"] for c in old["cells"]}
-        for cell in cells:
-            if cell.config.steps < before.get(cell.run, 0):
-                raise UserError(
-                    f"{folder} holds {cell.run} with {before[cell.run]:,} updates, here it has {cell.config.steps:,}; "
-                    "choose another name="
-                )
+    for cell in cells:
+        steps = old_cells[cell.run]["steps"] if cell.run in old_cells else 0
+        if cell.config.steps < steps:
+            raise UserError(
+                f"{folder} holds {cell.run} with {steps:,} updates, here it has {cell.config.steps:,}; choose another "
+                "name="
+            )
     for cell in cells:
         if (folder / cell.run / runs.RECORD).exists():
-            old_identity = old_identities.get(cell.run) or runs.read_record(folder / cell.run)["identity"]
-            change = runs.change(old_identity, identities[cell.run])
-            if change:
+            # a run's own record has what was found from the data as well
+            known = cell.run in old_cells
+            identity = old_cells[cell.run]["settings"] if known else runs.read_record(folder / cell.run)["identity"]
+            if change := runs.change(identity, identities[cell.run]):
                 raise UserError(
                     f"{folder / cell.run} was trained with other settings ({change}); choose another name=, or keep to "
                     "them"
@@ -202,14 +202,12 @@ def begin(folder: Path, command: Command, suite: Suite, cells: Sequence[Cell]) -
         }
         for c in cells
     ]
-    old_cells = [] if old is None else [c for c in old["cells"] if c["run"] not in {m["run"] for m in entries}]
-    steps = max(c.config.steps for c in cells) if old is None else max(old["steps"], *(c.config.steps for c in cells))
     record: dict[str, Any] = {
         "version": VERSION,
         "suite": suite.name,
         "seeds": seeds,
-        "steps": steps,
-        "cells": [*old_cells, *entries],
+        "steps": max(0 if old is None else old["steps"], *(c.config.steps for c in cells)),
+        "cells": [*(c for run, c in old_cells.items() if run not in identities), *entries],
     }
     references, source = _references(suite, record["cells"])
     if references:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +59,7 @@ def load(name: str, datasets: Sequence[str] = ()) -> Suite:
     if not suite.entries:
         if not datasets:
             raise UserError(f"suite={name} has no datasets of its own: name them, datasets=a.hdf5,b.hdf5")
-        return Suite(
-            **{**vars(suite), "entries": _labelled([_entry(d, Path(), "datasets") for d in datasets], "datasets")}
-        )
+        return replace(suite, entries=_labelled([_entry(d, Path(), "datasets") for d in datasets], "datasets"))
     if not datasets:
         return suite
     selection = []
@@ -73,7 +71,7 @@ def load(name: str, datasets: Sequence[str] = ()) -> Suite:
                 f"suite {suite.name} has no dataset '{dataset}'.{nearest(dataset, labels)} It has: {', '.join(labels)}"
             )
         selection += [e for e in matches if e not in selection]
-    return Suite(**{**vars(suite), "entries": selection})
+    return replace(suite, entries=selection)
 
 
 def _parse(values: Mapping[str, Any], path: Path, folder: Path) -> Suite:

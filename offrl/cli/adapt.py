@@ -69,7 +69,7 @@ def adapt(runs: list[Any], config: AdaptConfig) -> dict[str, Any]:
 
     from offrl.data.fit import check_fit
     from offrl.evaluation.in_context import Arena, Played, Trained, table, unseen
-    from offrl.figures.in_context import draw
+    from offrl.figures.evaluations import draw_in_context
     from offrl.runs.tables import interval_text, print_table
     from offrl.settings.evaluation import EvalConfig
     from offrl.statistics.intervals import mean_interval
@@ -114,7 +114,7 @@ def adapt(runs: list[Any], config: AdaptConfig) -> dict[str, Any]:
                 ]
     out = Path(config.out or runs[0].dir)
     checkpoint.write_text(out / "in_context.csv", table(results))
-    draw(results, out / "in_context.png", f"{', '.join(run.algorithm for run in runs)} in {task.name}")
+    draw_in_context(results, out / "in_context.png", f"{', '.join(run.algorithm for run in runs)} in {task.name}")
     rows, quantity = [], ""
     for name, each in results.items():
         x, _, quantity = each[0].curve()

@@ -31,17 +31,13 @@ def run(arguments: list[str]) -> int:
         raise UserError(
             f"unknown recipe '{config.recipe}'.{nearest(config.recipe, RECIPES)} Recipes: {', '.join(RECIPES)}"
         )
-    return _collect(config)
-
-
-def _collect(config) -> int:  # type: ignore[no-untyped-def]
     from offrl.collect import d4rl
     from offrl.collect import from_policy as policies
     from offrl.collect import ogbench as goals
     from offrl.collect.config import SETS
     from offrl.collect.publish import Collection, table
     from offrl.collect.record import Stopped, claim, stoppable
-    from offrl.runs.tables import print_table
+    from offrl.runs.tables import print_columns
 
     stem = config.env.rpartition("/")[2].rpartition(":")[2].lower()
     folder = Path(config.out or Path("collected") / f"{stem}-{config.recipe or 'policy'}-s{config.seed}")
@@ -56,9 +52,8 @@ def _collect(config) -> int:  # type: ignore[no-untyped-def]
     except Stopped:
         say(f"offrl: stopped; everything recorded so far is in {folder}: the same command continues", file=sys.stderr)
         return 130
-    headers, rows = table(collection)
-    if rows:
-        print_table(headers, rows, f"{world.label}, {folder}")
+    if columns := table(collection):
+        print_columns(columns, f"{world.label}, {folder}")
     for forms in collection.record["written"].values():
         for form, target in forms.items():
             say(f"{form}: {target}")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from offrl.data.tools.convert import Written
     from offrl.settings.dataset import DatasetConfig
 
-USAGE = """\
+INTRODUCTION = """\
 usage: offrl data ACTION ...
 
   offrl data inspect DATASET           what is in a dataset, and every fault in it
@@ -26,15 +25,26 @@ usage: offrl data ACTION ...
   offrl data merge A B [...] OUT       several datasets of the same spaces as one
   offrl data subset DATASET OUT ...    some of its rows or episodes
   offrl data label DATASET ...         let a language model label rewards, preferences or subgoals (alone: `offrl data label`, its settings)
-  offrl data list                      datasets that can be named
-
-DATASET is a file or folder, or a name, as dataset= of `offrl train`. What is written is read back and compared before it is put in place.
-
+  offrl data list                      datasets that can be named"""  # noqa: E501
+READING = ("inspect", "doctor", "convert", "merge", "subset")
+WRITING = READING[2:]
+# of the help: a part, and the actions that it is for
+SECTIONS = (
+    (
+        """\
+DATASET is a file or folder, or a name, as dataset= of `offrl train`. What is written is read back and compared before it is put in place.""",  # noqa: E501
+        READING,
+    ),
+    (
+        """\
 settings of convert, merge and subset:
   format=auto          d4rl, minari or jsonl; auto: by the name of OUT
   force=false          replace OUT where it exists
-  quiet=false          show no progress
-
+  quiet=false          show no progress""",
+        WRITING,
+    ),
+    (
+        """\
 what subset keeps, in this order:
   rows=0:5000          rows (from 0, the end not included); episodes are cut where they end
   episodes=0:100       episodes, or a list: episodes=[0,5,7]
@@ -43,14 +53,23 @@ what subset keeps, in this order:
   max_return=null      episodes with at most this undiscounted return
   top=1.0              this share of the episodes (at least one), the best by return
   fraction=1.0         this share of the episodes, drawn at random
-  seed=0               decides which ones fraction draws
-
+  seed=0               decides which ones fraction draws""",  # noqa: E501
+        ("subset",),
+    ),
+    (
+        """\
 settings of all of them: how DATASET is read
   dataset.format=auto, dataset.fields.COLUMN=KEY, dataset.action_low=..., dataset.action_high=..., dataset.clip_actions=true,
   dataset.check=false (take faulty data all the same) and the others of `offrl train --help`
-  config=FILE          the dataset's settings in a YAML file; DATASET may then be left out of inspect and doctor
-
-exit status: 0 done, 1 inspect or doctor found faults that would corrupt training, 2 a mistake in the input"""  # noqa: E501
+  config=FILE          the dataset's settings in a YAML file; DATASET may then be left out of inspect and doctor""",  # noqa: E501
+        READING,
+    ),
+    (
+        """\
+exit status: 0 done, 1 inspect or doctor found faults that would corrupt training, 2 a mistake in the input""",
+        (*READING, "list"),
+    ),
+)
 
 ACTIONS = ("inspect", "doctor", "convert", "merge", "subset", "label", "list")
 _SETTING = re.compile(r"[A-Za-z_][\w.-]*=")
@@ -68,7 +87,7 @@ class Output:
 def usage(arguments: list[str]) -> str:
     from offrl.labelling.run import usage as label
 
-    return label() if "label" in arguments else text(USAGE, arguments)
+    return label() if "label" in arguments else text(arguments)
 
 
 def run(arguments: list[str]) -> int:
@@ -168,6 +187,7 @@ def _make(action: str, names: list[str], settings: list[str]) -> int:
     from offrl.data.tools.convert import convert, merge, subset
     from offrl.data.tools.subset import Choice
     from offrl.settings.compose import fill
+    from offrl.system.progress import Progress
 
     if action == "merge":
         if len(names) < 3:
@@ -182,8 +202,8 @@ def _make(action: str, names: list[str], settings: list[str]) -> int:
     config, values = _dataset(sources[0], settings, (*outputs, *chosen))
     output = fill(Output(), {k: v for k, v in values.items() if k in outputs}, f"data {action}")
     configs = [config, *(replace(config, name=name) for name in sources[1:])]
-    with _progress(f"writing {out}", output.quiet) as show:
-        options: dict[str, Any] = {"force": output.force, "progress": show}
+    with Progress(f"writing {out}", 100, "%", output.quiet) as bar:
+        options: dict[str, Any] = {"force": output.force, "progress": lambda share: bar.update(round(100 * share))}
         if action == "convert":
             written = convert(config, out, output.format, **options)
         elif action == "merge":
@@ -193,15 +213,6 @@ def _make(action: str, names: list[str], settings: list[str]) -> int:
             written = subset(config, out, choice, output.format, **options)
     _report(written, output.quiet)
     return 0
-
-
-@contextlib.contextmanager
-def _progress(title: str, quiet: bool) -> Iterator[Callable[[float], None]]:
-    """The function to call with the share that is done."""
-    from offrl.system.progress import Progress
-
-    with Progress(title, 100, "%", quiet) as bar:
-        yield lambda share: bar.update(round(100 * share))
 
 
 def _report(written: Written, quiet: bool) -> None:
@@ -233,36 +244,20 @@ USES = {
     ),
     "list": ("", "offrl data list"),
 }
-WRITING = ("convert", "merge", "subset")
 
 
-def text(usage: str, arguments: Sequence[str]) -> str:
-    """The part of `usage`, that of all actions, which is for the action among `arguments`; all of it where there is
-    none.
-    """
+def text(arguments: Sequence[str]) -> str:
+    """The help for the action among `arguments`; that of all actions where there is none."""
     action = next((a for a in arguments if a in USES), None)
     if action is None:
-        return usage
-    parts = re.split(r"\n\n", usage)
-    entry = re.search(rf"^  offrl data {action}\b.*(?:\n {{10,}}.*)*", usage, re.MULTILINE)
+        return "\n\n".join([INTRODUCTION, *(part for part, _ in SECTIONS)])
+    entry = re.search(rf"^  offrl data {action}\b.*(?:\n {{10,}}.*)*", INTRODUCTION, re.MULTILINE)
     summary = " ".join(re.sub(r"^  offrl data \w+ ?([A-Z\[.\] ]*) {2,}", "", entry[0]).split()) if entry else ""
     names, example = USES[action]
     lines = [
         f"usage: offrl data {action} {names} [name=value ...]".replace("  ", " "),
-        "",
         f"{summary[:1].upper()}{summary[1:]}.",
-        "",
         f"  {example}",
+        *(part for part, actions in SECTIONS if action in actions),
     ]
-    for part in parts:
-        title = part.split("\n", 1)[0]
-        fits = (
-            (title.startswith("DATASET is") and action != "list")
-            or (title.startswith("settings of convert") and action in WRITING)
-            or (title.startswith("what subset keeps") and action == "subset")
-            or (title.startswith("settings of all") and action != "list")
-            or title.startswith("exit status")
-        )
-        if fits:
-            lines += ["", part]
-    return "\n".join(lines)
+    return "\n\n".join(lines)

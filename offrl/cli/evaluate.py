@@ -69,7 +69,7 @@ def run(arguments: list[str]) -> int:
         )
     check_run(arguments[0])
     from offrl.api import Run
-    from offrl.runs.tables import interval_text, print_table
+    from offrl.runs.tables import interval_text, print_columns
     from offrl.settings.compose import fill, parse
     from offrl.settings.groups import flat_name
     from offrl.settings.replicas import by_cell, number
@@ -96,18 +96,15 @@ def run(arguments: list[str]) -> int:
     video = config.video and _can_film()
     drawing = os.environ.get("MUJOCO_GL")
     result = trained.evaluate(**scoring, acting=config.acting, device=str(pick_device(config.device)))
-    headers = [*trained.grid, "seed", "score", "return", "std over episodes", "length", "success", "success by task"]
-    keys = ["score", "return_mean", "return_std", "length_mean", "success", "success_by_task"]
-    rows = [
-        [*(number(v) for _, v in replica.values), str(replica.seed), *(_shown(row[k]) for k in keys)]
-        for replica, row in zip(trained.replicas, result.rows(), strict=True)
-    ]
-    keep = [i for i in range(len(headers)) if any(row[i] != "" for row in rows)]
-    if result.tasks > WIDEST:  # no line holds them; scores.csv of a run does
-        keep = [i for i in keep if headers[i] != "success by task"]
-    print_table(
-        [headers[i] for i in keep], [[row[i] for i in keep] for row in rows], f"{trained.algorithm}: {result.label}"
-    )
+    replicas, rows = trained.replicas, result.rows()
+    columns = {name: [number(dict(replica.values)[name]) for replica in replicas] for name in trained.grid}
+    columns["seed"] = [str(replica.seed) for replica in replicas]
+    returns = {"return_mean": "return", "return_std": "std over episodes"}
+    for key, header in {"score": "score", **returns, "length_mean": "length", "success": "success"}.items():
+        columns[header] = ["" if row[key] is None else f"{row[key]:.2f}" for row in rows]
+    if result.tasks <= WIDEST:  # no line holds more; scores.csv of a run does
+        columns["success by task"] = [row["success_by_task"] or "" for row in rows]
+    print_columns(columns, f"{trained.algorithm}: {result.label}")
     means, unit = result.per_seed(), "score" if result.scores is not None else "return"
     for where in by_cell(trained.replicas).values():
         cell = trained.replicas[where[0]].cell
@@ -119,13 +116,9 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _shown(value: float | str | None) -> str:
-    return "" if value is None else value if isinstance(value, str) else f"{value:.2f}"
-
-
 def _evaluate_target_returns(trained: Run, config: EvaluateConfig, scoring: dict[str, Any]) -> int:
     """Score the policies with each target return: a table, a CSV file and a picture."""
-    from offrl.figures.sweeps import draw_target_returns
+    from offrl.figures.evaluations import draw_target_returns
     from offrl.runs.tables import interval_text, print_table
 
     if config.target_returns != ["auto"] and not all(isinstance(t, (int, float)) for t in config.target_returns):
@@ -152,7 +145,7 @@ def _evaluate_target_returns(trained: Run, config: EvaluateConfig, scoring: dict
 
 def _evaluate_frequency(trained: Run, config: EvaluateConfig, scoring: dict[str, Any]) -> int:
     """Score the policies with each number of steps between decisions: a table, a CSV file and a picture."""
-    from offrl.figures.sweeps import draw_frequencies
+    from offrl.figures.evaluations import draw_frequencies
     from offrl.runs.tables import interval_text, print_table
     from offrl.statistics.intervals import mean_interval
 

@@ -42,10 +42,7 @@ class World:
 
     def make(self) -> gym.Env:
         """A fresh environment, ended after `limit` steps."""
-        return make_env(self._task())
-
-    def _task(self) -> Task:
-        return Task(name=self.env_id, env_id=self.env_id)
+        return make_env(Task(name=self.env_id, env_id=self.env_id))
 
 
 def look(env_id: str, max_steps: int | None = None) -> World:

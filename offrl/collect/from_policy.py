@@ -69,16 +69,11 @@ def collect(config: CollectConfig, folder: Path, collection: Collection, stop: S
         )
         episodes += [Episode(e.columns, e.final, i) for e in new]
     how = "with its own noise" if config.explore else "greedily"
-    extra = (
-        f", and Gaussian noise of {config.noise} half widths of the range added"
-        if config.noise and not collection.world.discrete
-        else ""
-    )
-    extra = (
-        f", and a random action with probability {config.noise}"
-        if config.noise and collection.world.discrete
-        else extra
-    )
+    extra = ""
+    if config.noise and collection.world.discrete:
+        extra = f", and a random action with probability {config.noise}"
+    elif config.noise:
+        extra = f", and Gaussian noise of {config.noise} half widths of the range added"
     names = ", ".join(policies)
     text = f"Rows of {names} ({config.policy}), acting {how}{extra}." if len(policies) == 1 else (
         f"Rows of the policies {names} of {config.policy} in turn, equal shares, acting {how}{extra}.")  # fmt: skip

@@ -196,30 +196,25 @@ def _card(collection: Collection, episode_set: EpisodeSet, numbers: dict[str, An
     }  # fmt: skip
 
 
-def table(collection: Collection) -> tuple[list[str], list[list[str]]]:
-    """Headers and rows of what was recorded."""
+def table(collection: Collection) -> dict[str, list[str]]:
+    """{header: texts} of what was recorded; no scores without reference returns."""
     cards = list(collection.record.get("cards", {}).values())
-    headers = ["set", "rows", "episodes", "mean return", "std", "min", "max", "mean length", "score"]
-    rows = [
-        [
-            c["set"],
-            f"{c['rows']:,}",
-            f"{c['episodes']:,}",
-            *(f"{c[f'return_{k}']:.1f}" for k in ("mean", "std", "min", "max")),
-            f"{c['length_mean']:.1f}",
-            "" if c["score_mean"] is None else f"{c['score_mean']:.1f}",
-        ]
-        for c in cards
-    ]
-    keep = [i for i in range(len(headers)) if any(row[i] for row in rows)]  # no scores without reference returns
-    return [headers[i] for i in keep], [[row[i] for i in keep] for row in rows]
+    columns = {
+        "set": [c["set"] for c in cards],
+        "rows": [f"{c['rows']:,}" for c in cards],
+        "episodes": [f"{c['episodes']:,}" for c in cards],
+    }
+    numbers = {"mean return": "return_mean", "std": "return_std", "min": "return_min", "max": "return_max"}
+    for header, key in {**numbers, "mean length": "length_mean", "score": "score_mean"}.items():
+        columns[header] = ["" if c[key] is None else f"{c[key]:.1f}" for c in cards]
+    return {header: column for header, column in columns.items() if any(column)}
 
 
 def _markdown(collection: Collection) -> str:
     """The card for people."""
     cards = list(collection.record["cards"].values())
     first = cards[0]
-    headers, rows = table(collection)
+    columns = table(collection)
     lines = [
         f"# {first['env_id']}: {', '.join(c['set'] for c in cards)}",
         "",
@@ -227,9 +222,9 @@ def _markdown(collection: Collection) -> str:
         "",
     ]
     lines += [
-        "| " + " | ".join(headers) + " |",
-        "|" + "---|" * len(headers),
-        *("| " + " | ".join(r) + " |" for r in rows),
+        "| " + " | ".join(columns) + " |",
+        "|" + "---|" * len(columns),
+        *("| " + " | ".join(row) + " |" for row in zip(*columns.values(), strict=True)),
         "",
     ]
     if first["ref_min_score"] is not None:

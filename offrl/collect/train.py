@@ -115,45 +115,26 @@ def train(world: World, config: CollectConfig, folder: Path, steps: int, interva
                 tensors, meta = _state(model)
                 checkpoint.save(folder, step, tensors, {**meta, "episodes": num_episodes, "rows": rows}, keep=2)
 
+            def after_step(*_: Any) -> bool:
+                step = model.num_timesteps
+                recorder.mark = step + 1  # of the step to come
+                due = step % interval == 0 or step >= steps
+                if due or stop.asked:
+                    save(step, due)
+                if due or step % 50 == 0:
+                    returns = [*recent, *(e.total for e in pending)][-20:]
+                    bar.update(step, f"return {np.mean(returns):.1f}" if returns else "")
+                return step < steps and not stop.asked
+
             if not saved:
                 save(0, True)
-            callback = _callback(recorder, steps, interval, stop, save, bar, recent, pending)
+            recorder.mark = at + 1
             try:
-                model.learn(steps - at, callback=callback, reset_num_timesteps=False)
+                model.learn(steps - at, callback=after_step, reset_num_timesteps=False)
             finally:
                 recorder.close()
     if stop.asked:
         raise Stopped
-
-
-def _callback(
-    recorder: Recorder,
-    steps: int,
-    interval: int,
-    stop: Stop,
-    save: Any,
-    bar: Progress,
-    recent: list[float],
-    pending: list[Episode],
-) -> Any:
-    from stable_baselines3.common.callbacks import BaseCallback
-
-    class Keeper(BaseCallback):
-        def _on_training_start(self) -> None:
-            recorder.mark = self.num_timesteps + 1
-
-        def _on_step(self) -> bool:
-            step = self.num_timesteps
-            recorder.mark = step + 1  # of the step to come
-            due = step % interval == 0 or step >= steps
-            if due or stop.asked:
-                save(step, due)
-            if due or step % 50 == 0:
-                returns = [*recent, *(e.total for e in pending)][-20:]
-                bar.update(step, f"return {np.mean(returns):.1f}" if returns else "")
-            return step < steps and not stop.asked
-
-    return Keeper()
 
 
 def _model(world: World, config: CollectConfig, recorder: Recorder, steps: int, interval: int) -> Any:

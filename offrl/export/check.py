@@ -86,9 +86,7 @@ def check(policy: TrainedPolicy, explore: bool, runner: Runner, draws: Sequence[
                 return result
             if exact.discrete:
                 differ = np.flatnonzero(output != expected)
-                real = [
-                    i for i in differ if not _tie(exact, observations[i], _row(noise, draws, int(i)), int(output[i]))
-                ]
+                real = [i for i in differ if not _tie(exact, observations, noise, draws, int(i), int(output[i]))]
                 result.ties += len(differ) - len(real)
                 difference, allowed = len(real) / count, 0.0
             else:
@@ -145,21 +143,22 @@ def _goals(policy: TrainedPolicy, rng: np.random.Generator, count: int, scale: f
     return (scale * rng.normal(size=(count, width)) * 10.0 ** rng.uniform(-1.0, 0.5, (count, 1))).astype(np.float32)
 
 
-def _row(noise: Sequence[np.ndarray], draws: Sequence[Draw], i: int) -> list[torch.Tensor]:
-    """The random numbers of row i, for a batch of NUDGES rows like it."""
-    result = []
-    for x, draw in zip(noise, draws, strict=True):
-        axes = [axis for axis, n in enumerate(draw.shape) if n is None]
-        for axis in axes:
-            x = np.repeat(np.take(x, [i], axis), NUDGES, axis)
-        result.append(torch.from_numpy(x))
-    return result
-
-
-def _tie(exact: PolicyGraph, observation: np.ndarray, noise: Sequence[torch.Tensor], action: int) -> bool:
-    """True where action `found` is chosen within float32's precision around the observation: two actions are equally
-    good there.
+def _tie(
+    exact: PolicyGraph,
+    observations: np.ndarray,
+    noise: Sequence[np.ndarray],
+    draws: Sequence[Draw],
+    i: int,
+    action: int,
+) -> bool:
+    """True where `action` is chosen within float32's precision around observation i: two actions are equally good
+    there.
     """
     rng = np.random.default_rng(0)
-    nudged = observation * (1.0 + 1e-6 * rng.normal(size=(NUDGES, *observation.shape)))
-    return action in exact(torch.from_numpy(nudged), *noise).tolist()
+    nudged = observations[i] * (1.0 + 1e-6 * rng.normal(size=(NUDGES, *observations.shape[1:])))
+    inputs = []  # the random numbers of row i, for a batch of NUDGES rows like it
+    for x, draw in zip(noise, draws, strict=True):
+        for axis in (axis for axis, n in enumerate(draw.shape) if n is None):
+            x = np.repeat(np.take(x, [i], axis), NUDGES, axis)
+        inputs.append(torch.from_numpy(x))
+    return action in exact(torch.from_numpy(nudged), *inputs).tolist()

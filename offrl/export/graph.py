@@ -41,10 +41,6 @@ class Draw:
     kind: str  # a key of MEANING, or GOALS
     shape: tuple[int | None, ...]  # None: the batch size
 
-    def sized(self, batch: int) -> tuple[int, ...]:
-        """The shape for a batch."""
-        return tuple(batch if n is None else n for n in self.shape)
-
 
 @contextlib.contextmanager
 def _rng(**functions: Callable[..., Any]) -> Iterator[None]:

@@ -201,17 +201,15 @@ def _intact(path: Path, entry: Mapping[str, Any]) -> bool:
 # -------------------------------------------------------------------------------------------------------------- formats
 
 
-def _examples(graph: PolicyGraph, draws: Sequence[Draw]) -> tuple[torch.Tensor, ...]:
-    return (torch.zeros(EXAMPLE, *graph.shape), *(torch.full(d.sized(EXAMPLE), 0.5) for d in draws))
-
-
 def _program(graph: PolicyGraph, draws: Sequence[Draw]) -> torch.export.ExportedProgram:
     """The graph with a free batch size, by torch.export."""
     batch = torch.export.Dim("batch")
     free = [{i: batch for i, n in enumerate(d.shape) if n is None} for d in draws]
     shapes = ({0: batch}, tuple(free)) if draws else ({0: batch},)
+    inputs = (torch.full([EXAMPLE if n is None else n for n in d.shape], 0.5) for d in draws)
+    examples = (torch.zeros(EXAMPLE, *graph.shape), *inputs)
     with _quiet():
-        program = torch.export.export(graph, _examples(graph, draws), dynamic_shapes=shapes, strict=False)
+        program = torch.export.export(graph, examples, dynamic_shapes=shapes, strict=False)
     if "ops.offrl." in str(program.graph_module.code):  # the file could only be loaded beside offrl
         raise Undrawable(
             "it draws random numbers from offrl.rng's functions imported by name; they must be called as "

@@ -13,6 +13,7 @@ from offrl.figures.style import (
     GREY,
     INK,
     clip_height,
+    count_ticks,
     label_ends,
     new_figure,
     own_settings,
@@ -132,7 +133,7 @@ def draw_lines(
 
     `spread`: with the 95% interval over seeds, and with `thin` every seed as a thin line. Returns what `label_ends`
     writes beside the ends."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import MaxNLocator
 
     ends = [_draw_curves(axes, curves, colour, label, spread, thin) for label, (curves, colour) in lines.items()]
     if behaviour is not None and math.isfinite(behaviour):
@@ -146,8 +147,8 @@ def draw_lines(
     clip_height(axes, [*values, *(end[0] for end in ends)])
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_locator(MaxNLocator(6))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: thousands(x)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
+    count_ticks(axes.xaxis)
+    axes.yaxis.set_major_formatter(lambda y, _: f"{y:,.10g}")
     return ends
 
 
@@ -193,7 +194,7 @@ def _draw_values(
     axes: Any, field: str, levels: Sequence[float], means: Sequence[tuple[float, float, float]], heading: str
 ) -> None:
     """Means with their intervals over the values of one field."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+    from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
     points = sorted(zip(levels, means, strict=True))
     positions, middle = [level for level, _ in points], [m[0] for _, m in points]
@@ -211,7 +212,7 @@ def _draw_values(
     axes.xaxis.set_major_locator(FixedLocator(positions))
     axes.xaxis.set_minor_locator(NullLocator())
     texts = dict(zip(positions, (number(level) for level, _ in points), strict=True))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: texts.get(x, "")))
+    axes.xaxis.set_major_formatter(lambda x, _: texts.get(x, ""))
     axes.yaxis.set_major_locator(MaxNLocator(6))
 
 

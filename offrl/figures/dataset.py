@@ -9,7 +9,7 @@ import numpy as np
 
 from offrl.data.raw import RawData
 from offrl.data.tools.inspect import Report
-from offrl.figures.style import COLOURS, GREY, INK, new_figure, new_grid, plain_axes, thousands
+from offrl.figures.style import COLOURS, GREY, INK, colour_bar, count_ticks, new_figure, new_grid, plain_axes
 
 BINS = 40
 MOST_POINTS = 2000  # of a scatter plot
@@ -51,7 +51,7 @@ def episodes(findings: Report) -> list[tuple[Any, str, str]]:
             means = np.convolve(values, np.full(window, 1 / window), "valid")
             axes.plot(np.arange(len(means)) + (window - 1) / 2, means, color=COLOURS[1], linewidth=2)
             text += f"; the line is the mean of {window} neighbours"
-        _count_axis(axes.xaxis)
+        count_ticks(axes.xaxis)
         plain_axes(axes, "number of the episode", unit, size=9)
         shown = f" {len(keep):,} of them are shown." if len(keep) < len(values) else ""
         pictures.append((figure, "order", f"{text}.{shown}"))
@@ -92,8 +92,7 @@ def edge_shares(raw: RawData, sample: Any, edge: float) -> list[tuple[float, int
         return []
     low, high = _range(raw, actions.shape[1])
     values = sample.take(actions)
-    slack = edge * (high - low)
-    shares = ((values <= low + slack) | (values >= high - slack)).mean(0) if len(values) else np.zeros(len(low))
+    shares = _on_end(values, low, high, edge).mean(0) if len(values) else np.zeros(len(low))
     return sorted(((float(s), d) for d, s in enumerate(shares)), key=lambda pair: -pair[0])
 
 
@@ -104,22 +103,18 @@ def actions(values: np.ndarray, raw: RawData, edge: float) -> tuple[Any, str]:
     width = min(values.shape[1], MOST_ACTIONS)
     columns = min(4, width)
     figure, grid = _grid(width, columns, 1.75)
+    low, high = _range(raw, values.shape[1])
     known = raw.action_low is not None and raw.action_high is not None
-    low, high = _range(raw, values.shape[1]) if known else (np.full(values.shape[1], np.nan),) * 2
     for d, axes in enumerate(grid[:width]):
         finite = values[np.isfinite(values[:, d]), d]
         title = f"{d}"
         if len(finite):
-            outside = known and bool(
-                (finite < low[d] - 1e-4 * (high[d] - low[d])).any()
-                or (finite > high[d] + 1e-4 * (high[d] - low[d])).any()
-            )
-            ends = (min(finite.min(), low[d]), max(finite.max(), high[d])) if known else (finite.min(), finite.max())
-            counts, edges = _counts(finite, ends)
+            margin = 1e-4 * (high[d] - low[d])
+            outside = bool(((finite < low[d] - margin) | (finite > high[d] + margin)).any())
+            counts, edges = _counts(finite, (np.fmin(finite.min(), low[d]), np.fmax(finite.max(), high[d])))
             axes.bar(edges[:-1], counts, np.diff(edges), align="edge", color=COLOURS[1 if outside else 0], linewidth=0)
             if known:
-                slack = edge * (high[d] - low[d])
-                share = 100 * float(((finite <= low[d] + slack) | (finite >= high[d] - slack)).mean())
+                share = 100 * float(_on_end(finite, low[d], high[d], edge).mean())
                 title += f":  {share:.0f}% on an end" if share >= 0.5 else ""
                 title += ", some outside" if outside else ""
                 for bound in (low[d], high[d]):
@@ -165,9 +160,9 @@ def observations(values: np.ndarray) -> tuple[Any, str]:
     scale = ""
     if largest > 50:  # a few wide dimensions would hide the others
         axes.set_xscale("symlog", linthresh=1.0)
-        from matplotlib.ticker import FuncFormatter, NullLocator
+        from matplotlib.ticker import NullLocator
 
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
         axes.xaxis.set_minor_locator(NullLocator())
         scale = " Beyond -1 and 1 the axis is logarithmic."
     plain_axes(axes, grid="x")
@@ -217,14 +212,10 @@ def coverage(values: np.ndarray, returns: np.ndarray | None, unit: str) -> tuple
         image = axes.pcolormesh(xs, ys, table.T, cmap="viridis", norm=norm, rasterized=True)
         plain_axes(axes, f"component 1 ({100 * shares[0]:.0f}% of the variance)", title, grid="")
         axes.set_ylabel(f"component 2 ({100 * shares[1]:.0f}%)", fontsize=9.5, color=INK)
-        bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03)
-        bar.outline.set_visible(False)
-        bar.ax.tick_params(length=0, labelsize=8, colors=INK)
+        bar = colour_bar(axes, image, 8, fraction=0.046, pad=0.03)
         bar.ax.minorticks_off()
         if norm is not None:
-            from matplotlib.ticker import FuncFormatter
-
-            bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: thousands(v)))
+            count_ticks(bar.ax.yaxis)
     total = 100 * float(shares[:2].sum())
     needed = int(np.searchsorted(np.cumsum(shares), 0.9) + 1)
     text = (
@@ -237,7 +228,14 @@ def coverage(values: np.ndarray, returns: np.ndarray | None, unit: str) -> tuple
     return figure, text
 
 
+def _on_end(values: np.ndarray, low: Any, high: Any, edge: float) -> np.ndarray:
+    """Where values lie on an end of their range, or beyond it."""
+    slack = edge * (high - low)
+    return (values <= low + slack) | (values >= high - slack)
+
+
 def _range(raw: RawData, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """(low, high) of each dimension of the actions; NaN where they are not known."""
     low, high = (
         np.broadcast_to(np.asarray(v, np.float64).reshape(-1), (width,)) for v in (raw.action_low, raw.action_high)
     )
@@ -263,7 +261,7 @@ def _histogram(values: np.ndarray, name: str) -> Any:
             axes.set_yscale("log")
             axes.tick_params(which="minor", length=0)
             name += "  (counts on a log scale)"
-    _count_axis(axes.yaxis)
+    count_ticks(axes.yaxis)
     plain_axes(axes, name, "", size=9)
     return figure
 
@@ -291,9 +289,3 @@ def _grid(count: int, columns: int, height: float) -> tuple[Any, list[Any]]:
     for axes in grid[count:]:
         axes.remove()
     return figure, grid[:count]
-
-
-def _count_axis(axis: Any) -> None:
-    from matplotlib.ticker import FuncFormatter
-
-    axis.set_major_formatter(FuncFormatter(lambda v, _: thousands(v)))

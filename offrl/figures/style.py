@@ -132,6 +132,19 @@ def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]], gap: float = L
         )
 
 
+def count_ticks(axis: Any) -> None:
+    """Write the ticks of an axis as `thousands`."""
+    axis.set_major_formatter(lambda x, _: thousands(x))
+
+
+def colour_bar(axes: Any, image: Any, size: float = 9, **options: Any) -> Any:
+    """The scale of an image's colours beside its axes, without a frame; labels of `size`."""
+    bar = axes.figure.colorbar(image, ax=axes, **options)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=0, labelsize=size, colors=INK)
+    return bar
+
+
 def short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else "0.0" if abs(value) < 0.05 else f"{value:.1f}"  # not -0.0
 

@@ -34,7 +34,7 @@ def slices(
     points: (its value, estimate, half the 95% interval of that, NaN where unknown, "chosen", "default" or ""). values:
     not empty: the setting's values are these texts, side by side. unit: of the estimates.
     """
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
     figure, axes = new_figure("", height=2.7, width=4.4)
     x = np.array([values.index(p[0]) if values else p[0] for p in points], float)
@@ -66,7 +66,7 @@ def slices(
         axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(MaxNLocator(5))
     for axis in (axes.yaxis, *([] if values else [axes.xaxis])):
-        axis.set_major_formatter(FuncFormatter(lambda v, _: number(v)))
+        axis.set_major_formatter(lambda v, _: number(v))
     return figure
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from offrl.figures.style import COLOURS, GREY, INK, new_grid, own_settings, plain_axes, save
+from offrl.figures.style import COLOURS, GREY, colour_bar, new_grid, own_settings, plain_axes, save
 
 MOST_NAMES = 24  # dimensions whose names are written
 FLOOR = -0.5  # of the axis of R2
@@ -26,7 +26,7 @@ def draw(result: Mapping[str, Any], out: Path) -> None:
     horizons = [m["many_steps"] for m in models]
     if all(horizons):
         _many_steps(grid[1, 0], horizons)
-        _each_dimension(figure, grid[1, 1], result["dimensions"][:-1], horizons)
+        _each_dimension(grid[1, 1], result["dimensions"][:-1], horizons)
     else:
         for axes in grid[1]:
             axes.remove()
@@ -119,7 +119,7 @@ def _many_steps(axes: Any, models: list[dict[str, Any]]) -> None:
     _legend(axes, loc="upper left")
 
 
-def _each_dimension(figure: Any, axes: Any, names: list[str], models: list[dict[str, Any]]) -> None:
+def _each_dimension(axes: Any, names: list[str], models: list[dict[str, Any]]) -> None:
     """Dimensions (top to bottom) and steps (left to right)."""
     unit = np.array(models[0]["std"], dtype=np.float64)
     relative = np.mean([m["rmse"] for m in models], 0) / np.where(unit > 0.0, unit, np.nan)  # [H, O]
@@ -137,6 +137,4 @@ def _each_dimension(figure: Any, axes: Any, names: list[str], models: list[dict[
     axes.spines["bottom"].set_visible(False)
     if len(names) <= MOST_NAMES:
         axes.set_yticks(range(len(names)), _short_names(names))
-    bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02, extend="max")
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(length=0, labelsize=9, colors=INK)
+    colour_bar(axes, image, fraction=0.04, pad=0.02, extend="max")

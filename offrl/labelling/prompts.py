@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -176,8 +174,3 @@ def check_labelable(dataset: Dataset) -> None:
         )
     if dataset.spec.observation_mean is not None:
         raise UserError(f"{dataset.spec.name}: label before observations are normalised")
-
-
-def answers_file(folder: Path, identity: str) -> Path:
-    """The default path of the file of a labeller's answers."""
-    return folder / f"answers-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.jsonl"

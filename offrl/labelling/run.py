@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from offrl.data.dataset import Dataset
-    from offrl.labelling.cache import Answers, Counts, Labeller
-    from offrl.labelling.prompts import Renderer
+    from offrl.labelling.cache import Counts, Labeller
     from offrl.settings.dataset import DatasetConfig
 
 # taken as they stand on the command line, whatever characters they hold
@@ -67,7 +68,7 @@ def run(names: list[str], settings: list[str]) -> int:
     from offrl.data import load_dataset
     from offrl.data.loading.resolve import resolve
     from offrl.labelling.cache import Answers
-    from offrl.labelling.prompts import Renderer, answers_file, check_labelable, named_function
+    from offrl.labelling.prompts import Renderer, check_labelable, named_function
     from offrl.system.files import cache_dir
 
     if resolve(config.name, config).text:
@@ -91,8 +92,14 @@ def run(names: list[str], settings: list[str]) -> int:
     typed = Path(options.cache).expanduser() if options.cache else None
     if typed is not None and typed.is_symlink():  # a person's own link is followed
         typed = typed.resolve()
-    path = typed or answers_file(cache_dir(config.cache_dir) / "labels", labeller.identity)
-    answers = Answers(path)
+    digest = hashlib.sha256(labeller.identity.encode()).hexdigest()[:16]
+    path = typed or cache_dir(config.cache_dir) / "labels" / f"answers-{digest}.jsonl"
+    shared: dict[str, Any] = {
+        "render": render,
+        "answers": Answers(path),
+        "quiet": options.quiet,
+        "limit": options.max_prompts,
+    }
     metadata = {"kind": options.kind, "task": task, "labeller": labeller.identity}
     if options.kind == "preferences":
         from offrl.labelling.rewards import label_preferences
@@ -103,16 +110,13 @@ def run(names: list[str], settings: list[str]) -> int:
             dataset,
             labeller,
             task,
-            render=render,
-            answers=answers,
             pairs=options.pairs,
             length=options.length or 25,
             both_orders=options.both_orders,
             seed=options.seed,
             fit=fill(PreferenceSettings(), fit, "data label"),
             device=options.device,
-            quiet=options.quiet,
-            limit=options.max_prompts,
+            **shared,
         )
         model.save(target)
         left_out = counts.pairs - counts.swapped if options.both_orders else counts.unparsable
@@ -123,7 +127,7 @@ def run(names: list[str], settings: list[str]) -> int:
 
     from offrl.data.transforms.reward_labels import RewardLabels
 
-    rewards, counts = _rewards(dataset, labeller, task, render, answers, options)
+    rewards, counts = _rewards(dataset, labeller, task, options, {**shared, "on_missing": options.on_missing})
     RewardLabels.of(dataset, rewards, {**metadata, "unparsable": counts.unparsable}).save(target)
     returns = replace(dataset, columns={**dataset.columns, "rewards": torch.from_numpy(rewards)}).episode_returns()
     summary = f"{returns.mean():.6g} on average, from {returns.min():.6g} to {returns.max():.6g}"
@@ -132,16 +136,9 @@ def run(names: list[str], settings: list[str]) -> int:
 
 
 def _rewards(
-    dataset: Dataset, labeller: Labeller, task: str, render: Renderer, answers: Answers, options: LabelSettings
+    dataset: Dataset, labeller: Labeller, task: str, options: LabelSettings, shared: Mapping[str, Any]
 ) -> tuple[np.ndarray, Counts]:
-    """kind=rewards and kind=subgoals."""
-    shared: dict[str, Any] = {
-        "render": render,
-        "answers": answers,
-        "on_missing": options.on_missing,
-        "quiet": options.quiet,
-        "limit": options.max_prompts,
-    }
+    """kind=rewards and kind=subgoals. shared: what every kind of question takes."""
     if options.kind == "rewards":
         from offrl.labelling.rewards import label_by_score
 

@@ -34,18 +34,12 @@ def compare(group: Group, reps: int, baseline: str = "") -> Comparison:
     """Aggregate one group. `reps`: bootstrap resamples; `baseline`: the algorithm that the others are compared with,
     where it is there.
     """
+    why_not = "" if group.scores else "no algorithm has final scores on most of its datasets"
     if len(group.datasets) < 2:
         only = group.datasets[0] if group.datasets else "none"
-        return Comparison(
-            group,
-            tuple(group.scores),
-            {},
-            {},
-            {},
-            f"one dataset only ({only}): its scores above say all that there is to say",
-        )
-    if not group.scores:
-        return Comparison(group, (), {}, {}, {}, "no algorithm has final scores on most of its datasets")
+        why_not = f"one dataset only ({only}): its scores above say all that there is to say"
+    if why_not:
+        return Comparison(group, tuple(group.scores), {}, {}, {}, why_not)
     intervals = {label: aggregates(x, reps=reps) for label, x in group.scores.items()}
     order = tuple(sorted(intervals, key=lambda label: -intervals[label]["iqm"].value))
     top = max(float(x[x == x].max()) for x in group.scores.values())
@@ -53,12 +47,8 @@ def compare(group: Group, reps: int, baseline: str = "") -> Comparison:
     grid = [low + (top - low) * i / 60 for i in range(61)] if top > low else [low, low + 1.0]
     profiles = {label: performance_profile(group.scores[label], grid, reps=min(reps, PROFILE_REPS)) for label in order}
     if baseline in group.scores:  # and the two best with each other, for the headline
-        pairs = list(
-            dict.fromkeys(
-                [order[:2], *((label, baseline) for label in order if label != baseline)] if len(order) > 1 else []
-            )
-        )
-        pairs = [p for p in pairs if p[::-1] not in pairs or p[1] == baseline]
+        with_baseline = [(label, baseline) for label in order if label != baseline]
+        pairs = [p for p in [order[:2]] if baseline not in p and len(p) > 1] + with_baseline
     elif len(order) <= MOST_PAIRS:
         pairs = list(itertools.combinations(order, 2))
     else:

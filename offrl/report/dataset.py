@@ -161,22 +161,16 @@ def _remarks(raw: RawData, findings: Report, sample: Sample) -> list[str]:
             remarks.append("Every reward is zero: there is nothing to learn from but the actions.")
         elif used < 2:
             remarks.append(f"Rewards are sparse: {used:.2g}% of the rows have one other than zero.")
-    remarks += _constant(findings)
+    for column in findings.columns:
+        if column.name == "observations" and column.constant:
+            total = int(np.prod(column.shape[1:], dtype=int))
+            remarks.append(f"{len(column.constant)} of {total} dimensions of the observations never change.")
     observations = raw.columns.get("observations")
     if observations is not None and 1 < np.prod(observations.shape[1:]) <= WIDE and len(observations):
         remarks += _scales(sample.take(observations), raw)
     for share, d in draw.edge_shares(raw, sample, EDGE)[:3]:
         if share > 0.1:
             remarks.append(f"Action dimension {d} lies on an end of its range in {100 * share:.0f}% of the rows.")
-    return remarks
-
-
-def _constant(findings: Report) -> list[str]:
-    remarks = []
-    for column in findings.columns:
-        if column.name == "observations" and column.constant:
-            total = int(np.prod(column.shape[1:], dtype=int))
-            remarks.append(f"{len(column.constant)} of {total} dimensions of the observations never change.")
     return remarks
 
 
@@ -233,18 +227,20 @@ def _facts(page: Page, raw: RawData, findings: Report) -> None:
 def _columns(page: Page, raw: RawData, findings: Report, sample: Sample, out: Path) -> None:
     """Pictures of the columns, as far as these can be drawn."""
     sampling = "" if sample.all_rows else f" Drawn from {len(sample.rows):,} of {raw.rows:,} rows, taken at random."
+
+    def add(name: str, picture: tuple[Any, str]) -> None:
+        figure, caption = picture
+        _add(page, figure, out / f"{name}.png", caption + sampling)
+
     rewards, actions, observations = (raw.columns.get(k) for k in ("rewards", "actions", "observations"))
     if rewards is not None and len(rewards) and rewards.ndim == 1:
         page.heading("Rewards")
-        figure, caption = draw.rewards(sample.take(rewards)[:, 0])
-        _add(page, figure, out / "rewards.png", caption + sampling)
+        add("rewards", draw.rewards(sample.take(rewards)[:, 0]))
     if actions is not None and len(actions):
         page.heading("Actions")
         values = sample.take(actions)
-        figure, caption = (
-            draw.discrete(values[:, 0], raw.num_actions) if raw.discrete else draw.actions(values, raw, EDGE)
-        )
-        _add(page, figure, out / "actions.png", caption + sampling)
+        picture = draw.discrete(values[:, 0], raw.num_actions) if raw.discrete else draw.actions(values, raw, EDGE)
+        add("actions", picture)
     if observations is None or not len(observations):
         return
     page.heading("Observations")
@@ -255,12 +251,10 @@ def _columns(page: Page, raw: RawData, findings: Report, sample: Sample, out: Pa
             f"An observation has {width:,} numbers; their spread is drawn together, and the coverage from {WIDE} of "
             "them, evenly apart."
         )
-        figure, caption = draw.rewards(values[:, :: -(-width // WIDE)].ravel()[:SAMPLE], "value of an entry")
-        _add(page, figure, out / "observations.png", caption + sampling)
         values = values[:, :: -(-width // WIDE)]
+        add("observations", draw.rewards(values.ravel()[:SAMPLE], "value of an entry"))
     else:
-        figure, caption = draw.observations(values)
-        _add(page, figure, out / "observations.png", caption + sampling)
+        add("observations", draw.observations(values))
         with page.details("each dimension in numbers"):
             headers = ["dimension", "lowest", "1%", "median", "99%", "highest", "std"]
             page.table(headers, _dimension_rows(values, raw.dimension_names("observations")), sortable=True)
@@ -273,7 +267,7 @@ def _columns(page: Page, raw: RawData, findings: Report, sample: Sample, out: Pa
     if figure is None:
         page.text(caption)
     else:
-        _add(page, figure, out / "coverage.png", caption + sampling)
+        add("coverage", (figure, caption))
 
 
 def _column_rows(findings: Report) -> list[list[Any]]:

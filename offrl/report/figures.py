@@ -14,6 +14,7 @@ from offrl.figures.style import (
     INK,
     MORE_COLOURS,
     clip_height,
+    count_ticks,
     label_ends,
     new_figure,
     new_grid,
@@ -21,6 +22,7 @@ from offrl.figures.style import (
     plain_axes,
     thousands,
 )
+from offrl.report.rows import times_100
 
 if TYPE_CHECKING:
     from offrl.statistics.bootstrap import Curve, Interval
@@ -48,12 +50,7 @@ def intervals(estimates: Mapping[str, Mapping[str, Interval]], colour: Mapping[s
     figure, (grid,) = new_grid("", 1, len(METRICS), 0.95 + 0.36 * len(names), 8.8, sharey=True)
     for axes, (metric, title) in zip(grid, METRICS.items(), strict=True):
         for row, name in enumerate(names):
-            item = estimates[name][metric]
-            if math.isfinite(item.low) and math.isfinite(item.high):
-                axes.barh(
-                    row, 100 * (item.high - item.low), 0.62, 100 * item.low, color=colour[name], alpha=0.55, linewidth=0
-                )
-            axes.plot([100 * item.value] * 2, [row - 0.31, row + 0.31], color=INK, linewidth=1.8, solid_capstyle="butt")
+            _estimate(axes, row, times_100(estimates[name][metric]), colour[name], 0.62)
         heading = title + (" (less is better)" if metric == "optimality_gap" else "")
         plain_axes(axes, heading=heading, grid="x")
         axes.use_sticky_edges = False
@@ -83,15 +80,22 @@ def improvement(estimates: Mapping[tuple[str, str], Interval], colour: Mapping[s
     """Probabilities of improvement {(x, y): P(x > y)}, one line each; the dashed line is chance."""
     figure, axes = new_figure("", height=0.9 + 0.34 * len(estimates), width=5.0)
     for row, ((x, _), item) in enumerate(estimates.items()):
-        if math.isfinite(item.low):
-            axes.barh(row, item.high - item.low, 0.58, item.low, color=colour[x], alpha=0.55, linewidth=0)
-        axes.plot([item.value] * 2, [row - 0.29, row + 0.29], color=INK, linewidth=1.8, solid_capstyle="butt")
+        _estimate(axes, row, item, colour[x], 0.58)
     plain_axes(axes, "probability of improvement", grid="x")
     axes.axvline(0.5, color="#666666", linewidth=1.2, linestyle=(0, (5, 4)), zorder=1)
     axes.set_xlim(-0.02, 1.02)
     axes.set_ylim(len(estimates) - 0.5, -0.5)
     axes.set_yticks(range(len(estimates)), [f"{x} over {y}" for x, y in estimates], parse_math=False)
     return figure
+
+
+def _estimate(axes: Any, row: int, interval: tuple[float, float, float], colour: str, height: float) -> None:
+    """A bar from the low to the high end of (value, low, high), where they are known, and the value as a line in it."""
+    value, low, high = interval
+    if math.isfinite(low) and math.isfinite(high):
+        axes.barh(row, high - low, height, low, color=colour, alpha=0.55, linewidth=0)
+    ends = [row - 0.5 * height, row + 0.5 * height]
+    axes.plot([value] * 2, ends, color=INK, linewidth=1.8, solid_capstyle="butt")
 
 
 def learning(
@@ -119,8 +123,6 @@ def diagnostic(title: str, lines: Mapping[str, Curves], colour: Mapping[str, str
     """A metric over training steps, {algorithm: seed -> step -> value}: the mean over seeds, and their range as a
     band.
     """
-    from matplotlib.ticker import FuncFormatter
-
     figure, axes = new_figure(title, height=2.3, width=4.0, fitted=False)  # there are many of these
     figure.subplots_adjust(left=0.13, right=0.97, bottom=0.13, top=0.85)
     all_means: list[float] = []
@@ -137,7 +139,7 @@ def diagnostic(title: str, lines: Mapping[str, Curves], colour: Mapping[str, str
     axes.margins(x=0.01)
     if all_means:
         clip_height(axes, all_means)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: thousands(x)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: thousands(y) if abs(y) >= 1e3 else f"{y:.6g}"))
+    count_ticks(axes.xaxis)
+    axes.yaxis.set_major_formatter(lambda y, _: thousands(y) if abs(y) >= 1e3 else f"{y:.6g}")
     axes.locator_params(nbins=5)
     return figure

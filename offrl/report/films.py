@@ -34,29 +34,20 @@ def films(context: ReportContext) -> None:
     page.heading("Films and goal maps" if maps and shown else "Films" if shown else "Goal maps")
     room, file_names = MOST_BYTES, []
     with page.gallery() if len(maps) + len(shown) > 1 else contextlib.nullcontext():
-        for number, (run, file) in enumerate(shown):
+        for number, (run, file) in [*enumerate(shown), *enumerate(maps)]:
             content = _content(file, min(room, LARGEST)) if number < MOST else b""
-            num_further = len(_films(run)) - 1
-            if not (element := _element(content, f"Film: {run.algorithm} on {run.dataset}")):
+            subject = f"{run.algorithm} on {run.dataset}"
+            if file.name == PICTURE and content.startswith(b"\x89PNG\r\n\x1a\n"):
+                page.figure(content, f"{subject}. {MAP}", alt=f"Goal map of {subject}. {MAP}")
+            elif file.name != PICTURE and (element := _element(content, f"Film: {subject}")):
+                num_further = len(_films(run)) - 1
+                more = f" {count(num_further, 'more film')} beside it." if num_further else ""
+                caption = f"{escape(f'{subject}. {FILM}{more}')} <code>{escape(file)}</code>"
+                page.markup(f"<figure>{element}<figcaption>{caption}</figcaption></figure>")
+            else:
                 file_names.append(str(file))
                 continue
             room -= len(content)
-            more = f" {count(num_further, 'more film')} beside it." if num_further else ""
-            page.markup(
-                f"<figure>{element}<figcaption>{escape(f'{run.algorithm} on {run.dataset}. {FILM}{more}')} "
-                f"<code>{escape(file)}</code></figcaption></figure>"
-            )
-        for number, (run, file) in enumerate(maps):
-            content = _content(file, min(room, LARGEST)) if number < MOST else b""
-            if not content.startswith(b"\x89PNG\r\n\x1a\n"):
-                file_names.append(str(file))
-                continue
-            room -= len(content)
-            page.figure(
-                content,
-                f"{run.algorithm} on {run.dataset}. {MAP}",
-                alt=f"Goal map of {run.algorithm} on {run.dataset}. {MAP}",
-            )
     if file_names:
         with page.details(f"{count(len(file_names), 'file')} more, not shown to keep the page small"):
             page.items(file_names)

@@ -87,10 +87,10 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], title:
     say(*text)
 
 
-def print_columns(columns: Mapping[str, Sequence[str]], title: str) -> None:
-    """A table of columns by their headers; those without a text in any row are left out."""
-    columns = {name: column for name, column in columns.items() if any(column)}
-    print_table(list(columns), list(zip(*columns.values(), strict=True)), title)
+def print_columns(columns: Mapping[str, Sequence[str]], title: str = "") -> None:
+    """`print_table` of {header: texts}, without the columns that no row has a text for."""
+    filled = {header: column for header, column in columns.items() if any(column)}
+    print_table(list(filled), list(zip(*filled.values(), strict=True)), title)
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,22 @@ from offrl.system.locks import exclusive
 from offrl.system.progress import StageProgress
 from offrl.tuning.config import OPTUNA
 from offrl.tuning.final import finish, task_of
-from offrl.tuning.judging import Summary, judge, policies_of, rung_settings, short_judge, summarise
+from offrl.tuning.judging import (
+    Summary,
+    judge,
+    judged_rows,
+    policies_of,
+    rung_settings,
+    short_judge,
+    summarise,
+    write_trials,
+)
 from offrl.tuning.plan import GROUP, Tune, prepare
 from offrl.tuning.search import states, store
 from offrl.tuning.search.launch import train_all
 from offrl.tuning.search.propose import load_optuna, propose
 from offrl.tuning.search.rungs import Rung, cost, survivors
 from offrl.tuning.search.training import RungRun, Values
-from offrl.tuning.table import judged_rows, write_trials
 
 Trials = dict[str, tuple[str, Values]]  # setting: (algorithm, values)
 
@@ -149,7 +157,7 @@ class TuningSearch:
                 break
             judging = functools.partial(self._judge, f"bracket {number + 1}, rung {i + 1}", runs, False)
             record = self.stage(f"judged-{number}-{i}", judging)
-            summary = summarise(record, list(trials))
+            summary = summarise(record, list(trials), work.seeds)
             first = first or summary
             names = list(trials)
             fates = dict.fromkeys(names, "finalist")
@@ -199,7 +207,7 @@ class TuningSearch:
         """The judgement that chooses: of all settings that were trained in full, by one fit."""
         record = self.stage("judged", lambda: self._judge("finalists", self.finalist_runs, True))
         if not any(self.history.values()):  # one bracket of one rung: this is the first judgement
-            self._record_results(self.trials, summarise(record, list(self.trials)))
+            self._record_results(self.trials, summarise(record, list(self.trials), self.work.seeds))
         return record
 
     def _promote(self, number: int, i: int, following: Rung, trials: Trials, summary: Summary) -> dict[str, str]:

@@ -22,11 +22,19 @@ from offrl.system.files import open_to_append
 from offrl.tasks.environments import resolve_task
 from offrl.tasks.task import Task
 from offrl.tuning import best_arm, choice
-from offrl.tuning.judging import Policies, Summary, clone_distance, policies_of, summarise
+from offrl.tuning.judging import (
+    FINAL,
+    Policies,
+    Summary,
+    clone_distance,
+    judged_rows,
+    policies_of,
+    summarise,
+    write_trials,
+)
 from offrl.tuning.plan import PLAYED, RETRAINED, TRUTH
 from offrl.tuning.result import write_result
 from offrl.tuning.search.training import RungRun, train_rung
-from offrl.tuning.table import FINAL, judged_rows, write_trials
 
 if TYPE_CHECKING:
     from offrl.tuning.engine import TuningSearch
@@ -38,9 +46,10 @@ def finish(search: TuningSearch) -> dict[str, Any]:
     """Choose, play, retrain, and write what came out; returns it."""
     config = search.config
     task = task_of(search)
-    record = search.judge_finalists() if config.data_judges else None
-    summary = None if record is None else summarise(record, search.finalists)
-    by_data = search.stage("chosen", lambda: choose(search, record, summary), search.finalists)
+    summary = None
+    if config.data_judges:
+        summary = summarise(search.judge_finalists(), search.finalists, search.work.seeds)
+    by_data = search.stage("chosen", lambda: choose(search, summary), search.finalists)
     policies = functools.cache(lambda: policies_of(search.finalist_runs))  # read once, where a stage needs them
     names = search.finalists
     final = (
@@ -66,12 +75,12 @@ def finish(search: TuningSearch) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------------------- by the data
 
 
-def choose(search: TuningSearch, record: Mapping[str, Any] | None, summary: Summary | None) -> dict[str, Any]:
+def choose(search: TuningSearch, summary: Summary | None) -> dict[str, Any]:
     """The choice by the data: {setting, why, order, members, vetoed}; without a judge of the data the settings in their
     order.
     """
     names = search.finalists
-    if record is None or summary is None:
+    if summary is None:
         empty: dict[str, Any] = {"members": [], "vetoed": {}, "overruled": {}, "reference": None}
         return {"setting": names[0], "why": "no judge of the data", "order": list(names), **empty}
     config = search.config
@@ -95,7 +104,7 @@ def choose(search: TuningSearch, record: Mapping[str, Any] | None, summary: Summ
         raise UserError(
             "every setting diverged before the end: lower learning rates, or look at the data with offrl data inspect"
         )
-    values, draws = matrices(record, names, search.work.seeds)
+    values, draws = summary.values, summary.draws
     ranked = [open_[i] for i in choice.ranking(values[open_])]
     order = [names[k] for k in ranked] + [n for n in names if n in vetoed]
     best, members, chosen, reason = ranked[0], [names[ranked[0]]], ranked[0], "the largest estimate"
@@ -122,25 +131,6 @@ def choose(search: TuningSearch, record: Mapping[str, Any] | None, summary: Summ
         "overruled": overruled,
         "reference": reference,
     }
-
-
-def matrices(
-    record: Mapping[str, Any], names: Sequence[str], seeds: Sequence[int]
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """(estimates [T, S], NaN where a policy is missing; the same by each bootstrapped fit [T, S, Q], or None)."""
-    method = record["methods"][0]
-    rows = {(r["setting"], r["seed"]): r for r in record["policies"]}
-    values = np.full((len(names), len(seeds)), np.nan)
-    fits = max((len(r.get(f"{method}_draws") or ()) for r in rows.values()), default=0)
-    draws = np.full((*values.shape, fits), np.nan)
-    for t, name in enumerate(names):
-        for s, seed in enumerate(seeds):
-            row = rows.get((name, seed))
-            if row is not None and row[method] is not None:
-                values[t, s] = row[method]
-                if fits:
-                    draws[t, s] = row[f"{method}_draws"]
-    return values, draws if fits > 1 else None
 
 
 def cautions(search: TuningSearch, names: Sequence[str], distance: np.ndarray) -> np.ndarray:

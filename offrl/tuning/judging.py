@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,15 @@ from offrl.ope.config import OPEConfig, short_fit
 from offrl.ope.judges.critics import gates
 from offrl.ope.selection import Stage, evaluate_policies
 from offrl.runs.run import SavedRun
+from offrl.system import files
+from offrl.system.csv_text import text_of
 from offrl.tuning.choice import pooled_sd
 from offrl.tuning.search.training import RungRun
 
 MOST_PAIRS = 16  # candidates whose targets are computed for each row of fitted Q evaluation, however many there are
+FILE = "trials.csv"  # a row for each setting at each judgement
+FINAL = "final"  # what the rung of the last judgement is called
+Row = dict[str, Any]
 Policies = dict[tuple[str, int], Any]  # (setting, seed): policy; those that diverged are missing
 
 
@@ -100,6 +106,8 @@ class Summary:
     """A judgement by setting: float64 arrays [T] in the settings' order, NaN where all seeds of a setting diverged."""
 
     names: tuple[str, ...]
+    values: np.ndarray  # [T, S] of the method that decides, NaN where a seed diverged
+    draws: np.ndarray | None  # [T, S, Q] the same by each bootstrapped fit; None where there is one fit only
     value: np.ndarray  # of the method that decides, mean over the seeds
     error: np.ndarray  # its standard error
     worst: np.ndarray  # smallest of the seeds
@@ -115,53 +123,50 @@ class Summary:
         return np.stack([columns[n] for n in names], -1)
 
 
-def summarise(record: Mapping[str, Any], trials: Sequence[str]) -> Summary:
-    """See `Summary`.
+def summarise(record: Mapping[str, Any], trials: Sequence[str], seeds: Sequence[int]) -> Summary:
+    """See `Summary`. seeds: those of every setting, of which some may have diverged.
 
     The error adds the variance over seeds, pooled over the settings where seeds are few, divided by their number, to
     that of the bootstrapped fits of the mean over seeds: they are no independent draws (one fit judges all seeds).
     """
     method = record["methods"][0]
-    rows: dict[str, list[Mapping[str, Any]]] = {t: [] for t in trials}
-    for row in record["policies"]:
-        if row["setting"] in rows and row[method] is not None:
-            rows[row["setting"]].append(row)
+    rows = {(r["setting"], r["seed"]): r for r in record["policies"] if r[method] is not None}
+    nothing: Mapping[str, Any] = {}
+
+    def table(key: str, missing: Any = math.nan) -> np.ndarray:
+        cells = ([rows.get((t, s), nothing).get(key) for s in seeds] for t in trials)
+        return np.array([[missing if x is None else x for x in row] for row in cells], float)
 
     def column(key: str, how: Callable[[np.ndarray], Any] = np.mean) -> np.ndarray:
-        values = [
-            np.array([r[key] for r in setting_rows if r.get(key) is not None], float) for setting_rows in rows.values()
-        ]
+        values = (row[~np.isnan(row)] for row in table(key))
         return np.array([float(how(v)) if len(v) else math.nan for v in values])
 
-    counts = np.array([len(setting_rows) for setting_rows in rows.values()])
-    seeds = np.full((len(rows), max(1, *counts)), np.nan)
-    for estimates, setting_rows in zip(seeds, rows.values(), strict=True):
-        estimates[: len(setting_rows)] = [r[method] for r in setting_rows]
-    pooled = pooled_sd(seeds) ** 2 if (counts > 1).any() else 0.0
-    fits = np.array([_fit_variance(setting_rows, method) for setting_rows in rows.values()])
+    values = table(method)
+    alive = ~np.isnan(values)
+    counts = alive.sum(1)
+    num_fits = max((len(r.get(f"{method}_draws") or ()) for r in rows.values()), default=0)
+    draws = table(f"{method}_draws", [math.nan] * num_fits)
+    fits = np.nan_to_num(column(f"{method}_sd")) ** 2
+    for t, known in enumerate(alive):
+        # of each fit the mean over the seeds, and the variance of these means
+        if num_fits and known.any() and not np.isnan(draws[t, known]).any():
+            fits[t] = draws[t, known].mean(0).var(ddof=1)
+    pooled = pooled_sd(values) ** 2 if (counts > 1).any() else 0.0
     with np.errstate(divide="ignore", invalid="ignore"):
         error = np.sqrt(np.where(counts > 0, pooled / np.maximum(counts, 1), np.nan) + fits)
+    reasons = ([r["exploded"] for s in seeds if (r := rows.get((t, s)))] for t in trials)
     return Summary(
         names=tuple(trials),
+        values=values,
+        draws=draws if num_fits else None,
         value=column(method),
         error=error,
         worst=column(method, np.min),
         distance=column("distance"),
         other_values={m: column(m) for m in record["methods"][1:]},
         alive=counts,
-        exploded=tuple(
-            next((str(r["exploded"]) for r in setting_rows if r["exploded"]), "") for setting_rows in rows.values()
-        ),
+        exploded=tuple(next(filter(None, texts), "") for texts in reasons),
     )
-
-
-def _fit_variance(rows: Sequence[Mapping[str, Any]], method: str) -> float:
-    """Of the mean over seeds, by the fits: of each fit the mean over the seeds, and the variance of these means."""
-    draws = [r[f"{method}_draws"] for r in rows if r.get(f"{method}_draws")]
-    if draws and all(x is not None for row_draws in draws for x in row_draws):
-        return float(np.var(np.mean(np.array(draws, float), 0), ddof=1))
-    sds = [r[f"{method}_sd"] for r in rows if r.get(f"{method}_sd") is not None]
-    return float(np.mean(sds)) ** 2 if sds else 0.0
 
 
 def clone_distance(data: Dataset) -> float:
@@ -193,3 +198,47 @@ def rung_settings(settings: OPEConfig, last: bool, policies: int) -> OPEConfig:
     the policies, or more, for each row."""
     updates = settings.updates if last else max(1, settings.updates // 2)
     return replace(settings, updates=updates, pairs=max(settings.pairs, min(MOST_PAIRS, -(-policies // 8))))
+
+
+def judged_rows(
+    trials: Mapping[str, tuple[str, Mapping[str, Any]]],
+    summary: Summary,
+    method: str,
+    rung: str,
+    updates: int,
+    fates: Mapping[str, str],
+    bracket: int | None,
+) -> list[Row]:
+    """A row for each setting of a judgement, of plain values. trials: {setting: (algorithm, values)}; method: the one
+    that decides; fates: of the settings."""
+    rows = []
+    for k, name in enumerate(summary.names):
+        algo, values = trials[name]
+        row: Row = {"bracket": bracket, "rung": rung, "setting": name, "algo": algo}
+        row |= {f"algo.{field}": value for field, value in values.items()}
+        row |= {"updates": updates, "seeds": int(summary.alive[k])}
+        row |= {method: summary.value[k], "error": summary.error[k], "worst": summary.worst[k]}
+        row |= {other: column[k] for other, column in summary.other_values.items()}
+        row |= {"distance": summary.distance[k], "exploded": summary.exploded[k], "fate": fates.get(name, "")}
+        rows.append({key: _plain(value) for key, value in row.items()})
+    return rows
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return None if value != value else float(value)
+    return value
+
+
+def write_trials(folder: Path, rows: Sequence[Row]) -> None:
+    """With the columns of all rows, in the order in which they come first; the settings' beside each other."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    searched = [n for n in names if n.startswith("algo.")]
+    front = ["bracket", "rung", "setting", "algo", *searched]
+    columns = [*(c for c in front if c in names), *(n for n in names if n not in front)]
+    cells = [columns, *([_text(row.get(c)) for c in columns] for row in rows)]
+    files.write_text(folder / FILE, text_of(cells))
+
+
+def _text(value: Any) -> Any:
+    return str(value).replace(" ", "") if isinstance(value, (list, tuple)) else value

@@ -17,7 +17,7 @@ from offrl.report.context import MANY, count, folded
 from offrl.report.page import Cell, Page, escape
 from offrl.report.rows import unbroken
 from offrl.tuning.choice import pareto_front
-from offrl.tuning.table import FINAL
+from offrl.tuning.judging import FINAL
 from offrl.tuning.verdict import (
     ERROR95,
     NONE,

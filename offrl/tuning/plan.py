@@ -119,7 +119,7 @@ class Tune:
                     "checkpoint.keep": 1,
                     "checkpoint.every": max(1, rung.updates // 4),
                 }
-                result.append(RungRun(directory, settings, tuple(names), origin_of(names, before, len(self.seeds))))
+                result.append(RungRun(directory, settings, tuple(names), *origin_of(names, before, len(self.seeds))))
         return result
 
 

@@ -16,7 +16,7 @@ from offrl.report.whiskers import Answer, Row, picture
 from offrl.settings.field import shown_value
 from offrl.statistics.intervals import mean_interval
 from offrl.tuning.config import FEW_EPISODES, PLAY
-from offrl.tuning.table import FINAL
+from offrl.tuning.judging import FINAL
 
 ERROR95 = 1.959964  # standard errors on either side of a 95% interval
 NONE = "\u2013"  # in place of a number that is not known

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from offrl.api import Run
 from offrl.evaluation.sweeps import FrequencyScores
-from offrl.figures.sweeps import draw_frequencies
+from offrl.figures.evaluations import draw_frequencies
 from offrl.runs.tables import interval_text
 from offrl.statistics.intervals import mean_interval
 

@@ -16,7 +16,7 @@ from offrl.cli.main import main
 from offrl.envs import bandits
 from offrl.errors import UserError
 from offrl.evaluation.in_context import Arena, Played, table, unseen
-from offrl.figures.in_context import draw
+from offrl.figures.evaluations import draw_in_context
 from offrl.tasks.environments import make_env
 from offrl.tasks.task import Task
 
@@ -175,7 +175,7 @@ def test_table_and_picture(tmp_path: Path) -> None:
         ("0", "3", 2.0, 1.0),
     ]
     assert len(rows) == 6 and rows[0]["what"] == "cumulative regret"
-    draw({"a": [one], "b": [one, one]}, tmp_path / "x.png", "t")
+    draw_in_context({"a": [one], "b": [one, one]}, tmp_path / "x.png", "t")
     assert (tmp_path / "x.png").read_bytes()[:4] == b"\x89PNG"
 
 

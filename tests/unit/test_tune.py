@@ -447,7 +447,7 @@ def test_the_error_of_an_estimate_pools_seeds_and_adds_the_fits() -> None:
         {"setting": "b", "seed": 0, "fqe": 5.0, "fqe_draws": [5.0, 5.0], "distance": 0.2, "exploded": "beyond rewards"},
         {"setting": "b", "seed": 1, "fqe": 5.0, "fqe_draws": [5.0, 5.0], "distance": 0.2, "exploded": ""},
     ]
-    s = summarise({"methods": ["fqe"], "policies": rows}, ["a", "b", "c"])
+    s = summarise({"methods": ["fqe"], "policies": rows}, ["a", "b", "c"], [0, 1])
     assert s.value[:2].tolist() == [2.0, 5.0] and np.isnan(s.value[2]), "a setting without any policy is NaN"
     # variance over seeds 2 and 0, pooled 1, of two seeds 0.5; the fits' means over seeds 1 and 3: variance 2
     assert s.error[:2].tolist() == pytest.approx([np.sqrt(0.5 + 2.0), np.sqrt(0.5)])

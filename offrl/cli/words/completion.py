@@ -160,15 +160,14 @@ def _values(command: str, name: str, part: str, previous: Iterable[str]) -> list
         return _runs(part)
     if name in ("config", "policy", "returns", "rewards", "out", "runs_dir", "dataset.reward_labels"):
         return _files(part, None)
-    field = settings(command).get(name)
-    if field is not None:
-        return _starting(
-            part, field.metadata.get("choices") or (("true", "false") if isinstance(field.default, bool) else ())
-        )
-    if name.startswith("algo."):
+    choices: Any = ()
+    either = name == "trust"
+    if (field := settings(command).get(name)) is not None:
+        choices, either = field.metadata.get("choices"), isinstance(field.default, bool)
+    elif name.startswith("algo."):
         entry: dict[str, Any] = known.settings_of(_algo(previous)).get(flat_name(name).removeprefix("algo."), {})
-        return _starting(part, entry.get("choices") or (("true", "false") if entry.get("type") == "bool" else ()))
-    return _starting(part, ("true", "false")) if name == "trust" else []
+        choices, either = entry.get("choices"), entry.get("type") == "bool"
+    return _starting(part, choices or (("true", "false") if either else ()))
 
 
 def _starting(part: str, options: Iterable[str]) -> list[str]:

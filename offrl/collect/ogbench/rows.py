@@ -14,14 +14,10 @@ BUTTONS = "button_states"
 Rows = dict[str, list[Any]]
 
 
-def columns_of(base: Any) -> tuple[str, ...]:
-    """The columns that are recorded in an environment without wrappers."""
-    return (*COLUMNS, BUTTONS) if hasattr(base, "_cur_button_states") else COLUMNS
-
-
 def empty(base: Any) -> Rows:
-    """The columns without rows."""
-    return {name: [] for name in columns_of(base)}
+    """The columns that are recorded in an environment without wrappers, without rows."""
+    names = (*COLUMNS, BUTTONS) if hasattr(base, "_cur_button_states") else COLUMNS
+    return {name: [] for name in names}
 
 
 def keep(rows: Rows, observation: Any, action: np.ndarray, over: bool, info: dict[str, Any]) -> None:

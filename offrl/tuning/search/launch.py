@@ -21,7 +21,7 @@ from offrl.settings.evaluation import cores
 from offrl.system import files
 from offrl.system.progress import StageProgress
 from offrl.tuning.plan import Tune
-from offrl.tuning.search.training import DataSets, Origin, RungRun, train_rung
+from offrl.tuning.search.training import DataSets, RungRun, train_rung
 
 SPECS = "cells"
 
@@ -50,9 +50,9 @@ def write_spec(folder: Path, run: RungRun) -> Path:
 def read_spec(path: Path) -> RungRun:
     """The inverse of `write_spec`; the file is this program's own."""
     spec = json.loads(path.read_text(encoding="utf-8"))
-    origin = spec["origin"] and Origin(Path(spec["origin"]["run"]), tuple(spec["origin"]["replica_indices"]))
+    origin = Path(spec["origin"]) if spec["origin"] else None
     settings = {**spec["settings"], "quiet": True, "workers": 1}
-    return RungRun(Path(spec["directory"]), settings, tuple(spec["trials"]), origin)
+    return RungRun(Path(spec["directory"]), settings, tuple(spec["trials"]), origin, tuple(spec["origin_indices"]))
 
 
 def _in_processes(work: Tune, runs: Sequence[RungRun]) -> None:

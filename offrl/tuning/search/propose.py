@@ -7,6 +7,7 @@ settings as one that was not.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import itertools
 import math
@@ -18,7 +19,7 @@ import numpy as np
 
 from offrl.errors import UserError
 from offrl.tuning.config import OPTUNA
-from offrl.tuning.search.space import Dimension, Space, rounded
+from offrl.tuning.search.space import Space, rounded
 
 Values = dict[str, Any]
 # settings so far and their results, larger is better; None: diverged
@@ -93,26 +94,28 @@ def _grid(space: Space, count: int, history: History, seed: int) -> Iterator[Val
         yield {d.name: d.at((i + 0.5) / n) for d, i, n in zip(space.dimensions, index, sizes, strict=True)}
 
 
-def _optuna(sampler: str) -> Callable[[Space, int, History, int], Iterator[Values]]:
-    def ask(space: Space, count: int, history: History, seed: int) -> Iterator[Values]:
-        optuna = load_optuna(sampler)
-        criteria = max((len(r) for _, r in history if r is not None), default=1)
-        study = optuna.create_study(
-            directions=["maximize"] * criteria,
-            sampler=_sampler(optuna, sampler, fold(seed, space.algo, len(history)), count),
-        )
-        shapes = distributions(optuna, space)
-        for values, result in history:
-            if (trial := as_trial(optuna, space, values, result)) is not None:
-                study.add_trial(trial)
-        for _ in range(count + TRIES):
-            trial = study.ask(shapes)
-            yield {d.name: _value(d, trial.params[d.name]) for d in space.dimensions}
-
-    return ask
+def _optuna(sampler: str, space: Space, count: int, history: History, seed: int) -> Iterator[Values]:
+    optuna = load_optuna(sampler)
+    criteria = max((len(r) for _, r in history if r is not None), default=1)
+    study = optuna.create_study(
+        directions=["maximize"] * criteria,
+        sampler=_sampler(optuna, sampler, fold(seed, space.algo, len(history)), count),
+    )
+    shapes = distributions(optuna, space)
+    for values, result in history:
+        if (trial := as_trial(optuna, space, values, result)) is not None:
+            study.add_trial(trial)
+    for _ in range(count + TRIES):
+        params = study.ask(shapes).params
+        yield {d.name: d.values[int(params[d.name])] if d.values else rounded(params[d.name]) for d in space.dimensions}
 
 
-PROPOSERS = {"random": _random, "sobol": _sobol, "grid": _grid, **{name: _optuna(name) for name in OPTUNA}}
+PROPOSERS: dict[str, Callable[[Space, int, History, int], Iterator[Values]]] = {
+    "random": _random,
+    "sobol": _sobol,
+    "grid": _grid,
+    **{name: functools.partial(_optuna, name) for name in OPTUNA},
+}
 
 
 # --------------------------------------------------------------------------------------------------------------- Optuna
@@ -180,7 +183,3 @@ def as_trial(
         values=None if result is None else list(result),
         user_attrs=attributes,
     )
-
-
-def _value(dimension: Dimension, value: Any) -> Any:
-    return dimension.values[int(value)] if dimension.values else rounded(float(value))

@@ -29,21 +29,14 @@ Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Where replicas come from that were trained before: a run, and their indices in it."""
-
-    run: Path
-    replica_indices: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class RungRun:
     """Settings of one algorithm that are one program, with their seeds: what a process trains."""
 
     directory: Path
     settings: Mapping[str, Any]  # of `offrl train`
     trials: tuple[str, ...]  # the names of the settings, in the grid's order
-    origin: Origin | None = None
+    origin: Path | None = None  # the run in which these replicas were trained before
+    origin_indices: tuple[int, ...] = ()  # theirs in that run
 
     @property
     def replicas(self) -> list[Replica]:
@@ -87,13 +80,13 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def origin_of(names: Sequence[str], before: Sequence[RungRun], seeds: int) -> Origin | None:
-    """Where the replicas of these settings stood in the runs of the rung before; None in a first rung."""
+def origin_of(names: Sequence[str], before: Sequence[RungRun], seeds: int) -> tuple[Path | None, tuple[int, ...]]:
+    """The run of the rung before that has the replicas of these settings, and their indices in it; (None, ()) in a
+    first rung."""
     for run in before:
         if names[0] in run.trials:
-            indices = [run.trials.index(n) * seeds + s for n in names for s in range(seeds)]
-            return Origin(run.directory, tuple(indices))
-    return None
+            return run.directory, tuple(run.trials.index(n) * seeds + s for n in names for s in range(seeds))
+    return None, ()
 
 
 def train_rung(run: RungRun, data: DataSets) -> None:
@@ -111,15 +104,15 @@ def train_rung(run: RungRun, data: DataSets) -> None:
 def _begin_from(run: RungRun, config: TrainConfig, dataset: Dataset) -> None:
     """The record of a run and its first checkpoint, made of replicas of another run: training goes on from there."""
     assert run.origin is not None
-    old = SavedRun(run.origin.run)
-    latest = files.load_latest(run.origin.run)
+    old = SavedRun(run.origin)
+    latest = files.load_latest(run.origin)
     if latest is None:
         raise UserError(
-            f"{run.origin.run} has no checkpoint any more, and {run.directory.name} goes on from it: remove both, and "
+            f"{run.origin} has no checkpoint any more, and {run.directory.name} goes on from it: remove both, and "
             "tune again"
         )
     tensors, meta = latest
-    indices = torch.tensor(run.origin.replica_indices)
+    indices = torch.tensor(run.origin_indices)
     selected = {
         name: tensor[indices] for name, tensor in tensors.items() if name.partition("/")[0] in ("state", "alive")
     }
