@@ -8,7 +8,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Batch, Loss, Params, TrainState, Update
+from offrl.algorithm import Batch, Loss, Params, TrainState
 from offrl.errors import UserError
 from offrl.families import conservative
 from offrl.families.conservative import SoftMaximumSettings
@@ -45,12 +45,10 @@ class COMBOConfig(ModelBasedSettings, SoftMaximumSettings):
 
 
 @register("algo", "combo")
-class COMBO(LearnsInModel, SoftActorCritic):
+class COMBO(LearnsInModel[COMBOConfig], SoftActorCritic[COMBOConfig]):
     """Critics are pushed down where the model leads, and up at the data's own state-action pairs; the policy's loss is
     SAC's.
     """
-
-    Config = COMBOConfig
 
     def modules(self) -> dict[str, nn.Module]:
         c = self.config
@@ -115,6 +113,3 @@ class COMBO(LearnsInModel, SoftActorCritic):
         and a next action.
         """
         return scores.unflatten(1, (3, self.config.actions)).logsumexp(1).mean(1)
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        return super().update(state, self.rollouts.mixed(state, batch, rng.fold_in(key, 301)), key, phase=phase)

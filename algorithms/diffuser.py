@@ -65,14 +65,13 @@ class DiffuserActor(ChunkActor):
 
 
 @register("algo", "diffuser")
-class Diffuser(Algorithm):
+class Diffuser(Algorithm[DiffuserConfig]):
     """A diffusion model of plans (actions and states), and a value of noisy plans whose gradient guides their
     denoising.
 
     Modules: plan, which predicts the clean plan; value, the return of the episode from the plan's first step on.
     """
 
-    Config = DiffuserConfig
     traits = Traits(policy_modules=("plan", "value"), actions=("continuous",), acts_on_device=True)
     actor_class = DiffuserActor
 

@@ -104,7 +104,7 @@ class DTQLActor(ValuedActor):
 
 
 @register("algo", "dtql")
-class DTQL(WithCritic, Algorithm):
+class DTQL(WithCritic, Algorithm[DTQLConfig]):
     """IQL's V and Q beside a denoiser of the data's actions; a one-step policy climbs Q and stays where that denoiser
     works.
 
@@ -113,7 +113,6 @@ class DTQL(WithCritic, Algorithm):
     Modules: value, critic, denoiser, and actor. `extra` holds a copy of the target critics, by which policies choose.
     """
 
-    Config = DTQLConfig
     traits = Traits(targets=("critic",), critic_modules=("critic",), actions=("continuous",))
     actor_class = DTQLActor
 

@@ -37,12 +37,10 @@ class FDVLConfig(SteepValueSettings):
 
 
 @register("algo", "f_dvl")
-class FDVL(SteepValue):
+class FDVL(SteepValue[FDVLConfig]):
     """V minimises lambda f*(Q - V) + (1 - lambda) (V - Q) over the data's actions, f* the conjugate of a divergence,
     cut at 0.
     """
-
-    Config = FDVLConfig
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Tensor) -> Loss:
         """E [lambda f*(Q - V) + (1 - lambda) (V - Q)], or for the reverse KL divergence XQL's Gumbel regression."""

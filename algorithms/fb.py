@@ -67,10 +67,9 @@ class FBActor(ZeroShotActor):
 
 
 @register("algo", "fb")
-class FB(ZeroShot):
+class FB(ZeroShot[FBConfig]):
     """F . B learns the discounted visits of every policy pi(., z) by the Bellman equation; pi(., z) maximises F . z."""
 
-    Config = FBConfig
     actor_class = FBActor
 
     @property
@@ -171,8 +170,9 @@ class FB(ZeroShot):
 
     def lagrange_loss(self, lagrange: Params, state: TrainState, penalty: Tensor) -> Loss:
         """-weight (penalty - penalty_target) / 2."""
-        weight = self.apply("lagrange", lagrange).clamp(max=LARGEST_WEIGHT)
-        loss = -0.5 * weight * (penalty - self.config.penalty_target)
+        weight, penalty_target = self.apply("lagrange", lagrange).clamp(max=LARGEST_WEIGHT), self.config.penalty_target
+        assert penalty_target is not None
+        loss = -0.5 * weight * (penalty - penalty_target)
         return loss, {"conservative/weight_loss": loss}
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, z: Tensor, key: Tensor) -> Loss:

@@ -47,14 +47,13 @@ class OneStepActor(Actor):
 
 
 @register("algo", "fql")
-class FQL(WithCritic, Algorithm):
+class FQL(WithCritic, Algorithm[FQLConfig]):
     """A flow clones the data's actions; a one-step policy maps the same noise to nearly the same actions, and climbs Q.
 
     All losses of an update read the parameters of before it, as in the authors' code, where they are one loss; so does
     the target critic, which follows the critics of before the update. Modules: critic, flow, and actor, which maps
     noise to an action in one step."""
 
-    Config = FQLConfig
     traits = Traits(targets=("critic",), critic_modules=("critic",), actions=("continuous",))
     actor_class = OneStepActor
 

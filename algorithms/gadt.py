@@ -94,7 +94,7 @@ class GADTActor(SequenceActor):
 
 
 @register("algo", "gadt")
-class GADT(SequenceModel):
+class GADT(SequenceModel[GADTConfig]):
     """A high level sets the state to be in k steps from now, and a transformer goes to it: the data's own state k steps
     later while it learns, a subgoal of the high level when it acts.
 
@@ -104,7 +104,6 @@ class GADT(SequenceModel):
     `offrl.families.subgoals` chooses among states of the data. The goal itself is seen by the high level alone.
     """
 
-    Config = GADTConfig
     traits = Traits(goal_conditioned=True)
     actor_class = GADTActor
 

@@ -26,14 +26,12 @@ class HIQLConfig(SubgoalSettings):
 
 
 @register("algo", "hiql")
-class HIQL(Hierarchical, GoalConditioned):
+class HIQL(Hierarchical[HIQLConfig], GoalConditioned[HIQLConfig]):
     """One V for both levels: far goals have noisy values, but the difference over k steps stands out where that over
     one does not.
 
     Modules "value" (V and phi), "actor" (the low level pi_l), "high" (pi_h), and "adjacency" with adjacency_weight.
     """
-
-    Config = HIQLConfig
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch) -> Loss:
         """E |tau - 1(A < 0)| (r + gamma V'(s', g) - V(s, g))^2 (equation 4) of both V, A = r + gamma min V'(s', g) -

@@ -89,14 +89,13 @@ class BestDenoisedActor(BestOfActor):
 
 
 @register("algo", "idql")
-class IDQL(WithCritic, Algorithm):
+class IDQL(WithCritic, Algorithm[IDQLConfig]):
     """IQL's V and Q, which see the data's actions alone, beside a diffusion model that clones all that the data do; the
     one of N of its actions that the target critics value most is played.
 
     Modules: value, critic, and actor, the denoiser. `extra` holds what acts: the averaged denoiser, and a copy of the
     target critics."""
 
-    Config = IDQLConfig
     traits = Traits(
         targets=("critic",), policy_modules=("actor", "value"), critic_modules=("critic",), actions=("continuous",)
     )

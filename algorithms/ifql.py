@@ -33,7 +33,7 @@ class IFQLConfig(FlowSettings):
 
 
 @register("algo", "ifql")
-class IFQL(WithCritic, Algorithm):
+class IFQL(WithCritic, Algorithm[IFQLConfig]):
     """IQL's V and Q, which see the data's actions alone, beside a flow that clones all that the data do; the best of N
     of its actions is played.
 
@@ -41,7 +41,6 @@ class IFQL(WithCritic, Algorithm):
     the target critic, which follows the critics of before the update. Modules: value, critic, and actor, the flow.
     """
 
-    Config = IFQLConfig
     traits = Traits(
         targets=("critic",), policy_modules=("actor", "critic"), critic_modules=("critic",), actions=("continuous",)
     )

@@ -27,11 +27,10 @@ class ILQLConfig(ValueGuidedSettings):
 
 
 @register("algo", "ilql")
-class ILQL(ValueGuided, TextAlgorithm):
+class ILQL(ValueGuided[ILQLConfig], TextAlgorithm[ILQLConfig]):
     """Values of tokens: Q follows r + gamma V(next), V an expectile of the smaller target Q, and CQL's term keeps
     unseen tokens low. Means are over the tokens of actions; a state h is a history up to a token a."""
 
-    Config = ILQLConfig
     traits = replace(TextAlgorithm.traits, targets=("value",), policy_modules=("value",))
     q_heads, v_heads = ("q1", "q2"), ("v",)
 

@@ -34,10 +34,8 @@ class IQLConfig(InSampleSettings):
 
 
 @register("algo", "iql")
-class IQL(WithCritic, Algorithm):
+class IQL(WithCritic, Algorithm[IQLConfig]):
     """Expectile V, one-step Q, advantage-weighted policy: no action outside the data is ever evaluated."""
-
-    Config = IQLConfig
 
     def modules(self) -> dict[str, nn.Module]:
         self.value = Value(self.config, self.spec)

@@ -33,10 +33,8 @@ class LMBCConfig(TextSettings):
 
 
 @register("algo", "lm_bc")
-class LMBC(TextAlgorithm):
+class LMBC(TextAlgorithm[LMBCConfig]):
     """Minimise -log pi(token), the mean over all tokens of actions (LMRL-Gym, arXiv 2311.18232)."""
-
-    Config = LMBCConfig
 
     def modules(self) -> dict[str, nn.Module]:
         policy = language_model(self.config)

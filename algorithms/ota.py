@@ -41,7 +41,7 @@ class OTAConfig(SubgoalSettings):
 
 
 @register("algo", "ota")
-class OTA(Hierarchical, GoalConditioned):
+class OTA(Hierarchical[OTAConfig], GoalConditioned[OTAConfig]):
     """HIQL whose high level has values of its own, that of options of n steps: one reward of -1 and one discount for
     each of them.
 
@@ -50,7 +50,6 @@ class OTA(Hierarchical, GoalConditioned):
     "high" (pi_h), and "adjacency" with adjacency_weight.
     """
 
-    Config = OTAConfig
     heads = ("low", "high")
 
     def sampler(self) -> GoalSampler:

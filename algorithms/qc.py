@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -87,7 +86,7 @@ class QCActor(ChunkActor):
 
 
 @register("algo", "qc")
-class QC(WithCritic, Algorithm):
+class QC(WithCritic, Algorithm[QCConfig]):
     """TD over h steps with chunks of h actions as single actions of D = h A numbers, and a flow that clones the data's
     chunks.
 
@@ -95,12 +94,11 @@ class QC(WithCritic, Algorithm):
     the target critic, which follows the critics of before the update. Modules: critic, flow, and with actor=distil
     actor, which maps noise to a chunk."""
 
-    Config = QCConfig
     traits = Traits(targets=("critic",), critic_modules=("critic",), actions=("continuous",), n_step=False)
     actor_class = QCActor
 
     @classmethod
-    def traits_for(cls, config: Any) -> Traits:
+    def traits_for(cls, config: QCConfig) -> Traits:
         acts = ("actor",) if config.actor == "distil" else ("flow", "critic")
         single = config.length == 1 or not config.chunked  # else Q is of chunks, and no single action has one
         return dataclasses.replace(cls.traits, policy_modules=acts, critic_modules=("critic",) if single else ())

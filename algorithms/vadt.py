@@ -74,7 +74,7 @@ class VADTActor(SequenceActor):
 
 
 @register("algo", "vadt")
-class VADT(SequenceModel):
+class VADT(SequenceModel[VADTConfig]):
     """A high level sets a value to reach, Q(s, a) of the data while it learns and V(s) when it acts; a transformer
     reaches it.
 
@@ -82,7 +82,6 @@ class VADT(SequenceModel):
     equation 8; V and Q are IQL's.
     """
 
-    Config = VADTConfig
     actor_class = VADTActor
 
     @classmethod

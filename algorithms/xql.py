@@ -26,10 +26,8 @@ class XQLConfig(SteepValueSettings):
 
 
 @register("algo", "xql")
-class XQL(SteepValue):
+class XQL(SteepValue[XQLConfig]):
     """V is the soft maximum beta log E[exp(Q / beta)] over the data's actions, by Gumbel regression."""
-
-    Config = XQLConfig
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Tensor) -> Loss:
         """E [exp(z) - z - 1], z = (Q - V) / beta (equation 11)."""

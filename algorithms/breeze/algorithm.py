@@ -36,12 +36,11 @@ class BreezeActor(ZeroShotActor):
 
 
 @register("algo", "breeze")
-class Breeze(ZeroShot):
+class Breeze(ZeroShot[BreezeConfig]):
     """FB whose policy is a diffusion model that clones the data's actions, weighted by their advantage, and whose Q
     also obeys the Bellman equation of the reward that z stands for, with V an expectile of Q over the data's
     actions."""
 
-    Config = BreezeConfig
     actor_class = BreezeActor
 
     def modules(self) -> dict[str, nn.Module]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -213,14 +213,17 @@ def sampled_gradient(
     return ((q - q.detach()) * differentiable.gather(1, index)).mean(1)
 
 
-class Conservative:
+ConfigT = TypeVar("ConfigT", bound=ConservativeSettings)
+
+
+class Conservative(Generic[ConfigT]):
     """What CQL and Cal-QL share beside their penalty's values; named before `SoftActorCritic` among a class's parents.
 
     All losses of an update are those of the state before it. With `action_gap` there is the module "lagrange", the
     logarithm of the penalty's multiplier.
     """
 
-    config: Any
+    config: ConfigT
     spec: DataSpec
     critic: Critic
     apply: Any
@@ -275,8 +278,9 @@ class Conservative:
         """-multiplier * alpha * (difference - gap), difference [] the mean over critics (CQL, equation 30): it rises
         above the gap.
         """
-        multiplier = self.multiplier(lagrange)
-        loss = -multiplier * self.config.conservative_weight * (difference - self.config.action_gap)
+        multiplier, gap = self.multiplier(lagrange), self.config.action_gap
+        assert gap is not None
+        loss = -multiplier * self.config.conservative_weight * (difference - gap)
         return loss, {"cql/multiplier": multiplier}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -76,7 +76,10 @@ class ZeroShotSettings:
     )
 
 
-class ZeroShot(Algorithm):
+ConfigT = TypeVar("ConfigT", bound=ZeroShotSettings)
+
+
+class ZeroShot(Algorithm[ConfigT]):
     """Base of zero-shot algorithms. Module "representation" holds F and B, `TrainState.extra` a sample of states and
     their rewards.
 
@@ -95,7 +98,7 @@ class ZeroShot(Algorithm):
         super().__init__(config, spec, pretrained)
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+    def fit_config(cls, config: ConfigT, dataset: Dataset, grid: Grid = None) -> ConfigT:
         """The config completed from the data. Raises UserError where the task would be inferred from rewards that are
         all 0.
         """
@@ -107,7 +110,7 @@ class ZeroShot(Algorithm):
         return super().fit_config(config, dataset, grid)
 
     @classmethod
-    def traits_for(cls, config: Any) -> Traits:
+    def traits_for(cls, config: ConfigT) -> Traits:
         return replace(cls.traits, goal_conditioned=config.task == "goal")
 
     def optimizer(self, name: str) -> Adam:

@@ -8,7 +8,7 @@ them (HIQL and its descendants).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor, nn
 
@@ -103,13 +103,16 @@ class HierarchicalActor(GoalActor):
         return self.choose(self.apply("actor", concatenate(observations, subgoal)), key, explore), carry
 
 
-class Hierarchical:
+ConfigT = TypeVar("ConfigT", bound=SubgoalSettings)
+
+
+class Hierarchical(Generic[ConfigT]):
     """What HIQL and its descendants share beside their losses; named before `GoalConditioned` among a class's parents.
 
     Modules "value" (V and phi), "actor" (the low level pi_l), "high" (pi_h), and "adjacency" with adjacency_weight.
     """
 
-    config: Any
+    config: ConfigT
     spec: DataSpec
     goal_dim: Any
     networks: Any

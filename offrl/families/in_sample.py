@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +75,10 @@ class SteepValueSettings(InSampleSettings):
     )
 
 
-def make_actor(config: Any, spec: DataSpec) -> nn.Module:
+ConfigT = TypeVar("ConfigT", bound=SteepValueSettings)
+
+
+def make_actor(config: InSampleSettings, spec: DataSpec) -> nn.Module:
     """The policy network of these settings."""
     c = config
     form = {"activation": c.activation, "dropout": c.dropout, "init": c.init}
@@ -101,7 +104,7 @@ def expectile_loss(
 # ---- steep losses of V (XQL, f-DVL, ReCOIL)
 
 
-class SteepValue(WithCritic, Algorithm):
+class SteepValue(WithCritic, Algorithm[ConfigT]):
     """XQL and its relatives, each of which has its own loss of V: critics by Huber's loss, a policy by weighted
     imitation. Modules: value, actor, critic.
     """
@@ -149,7 +152,7 @@ class SteepValue(WithCritic, Algorithm):
 
 
 def value_batch(
-    config: Any, critic: Critic, params: Params, batch: Batch, q: Tensor, key: Tensor
+    config: SteepValueSettings, critic: Critic, params: Params, batch: Batch, q: Tensor, key: Tensor
 ) -> tuple[Batch, Tensor]:
     """Observations and Q [B'] for V's loss: at the data's actions, with noise where `action_noise` is above 0, and then
     at random ones.
@@ -174,7 +177,7 @@ def value_batch(
     return {**batch, "observations": observations}, q
 
 
-def huber_objective(config: Any, critic: Critic) -> Objective | None:
+def huber_objective(config: SteepValueSettings, critic: Critic) -> Objective | None:
     """The critics' squared errors, which grow linearly beyond `huber_delta`; None: the value head's own loss, where it
     is no scalar.
     """

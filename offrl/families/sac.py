@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,9 @@ class SoftSettings(CriticSettings):
     )
 
 
+ConfigT = TypeVar("ConfigT", bound=SoftSettings)
+
+
 class LogWeight(nn.Module):
     """One learnt number: the logarithm of a positive weight."""
 
@@ -58,7 +61,7 @@ class LogWeight(nn.Module):
         return self.log.exp()
 
 
-class SoftActorCritic(WithCritic, Algorithm):
+class SoftActorCritic(WithCritic, Algorithm[ConfigT]):
     """SAC (arXiv 1812.05905) with the smallest of E critics. Modules: actor, critic, entropy (the learnt weight).
 
     With discrete actions the policy is categorical and expectations over it are exact (arXiv 1910.07207).
@@ -74,7 +77,7 @@ class SoftActorCritic(WithCritic, Algorithm):
     def make_actor(self) -> nn.Module:
         """The policy network."""
         c, s = self.config, self.spec
-        form = {"activation": c.activation, "init": c.init}
+        form: dict[str, Any] = {"activation": c.activation, "init": c.init}
         if s.discrete:
             return Categorical(s.observation_dim, s.num_actions, c.hidden, **form)
         return TanhGaussian(s.observation_dim, s.action_dim, c.hidden, **form)

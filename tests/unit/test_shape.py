@@ -145,7 +145,7 @@ def test_members_of_the_contract() -> None:
 
 def test_every_paper_shows_its_losses() -> None:
     def states(kind: type) -> bool:
-        return any(name in ("update", "fit") or name.endswith("_loss") for name in vars(kind))
+        return any(name in ("update", "fit", "judged") or name.endswith("_loss") for name in vars(kind))
 
     assert not [name for name, kind in registry.names("algo").items() if not states(kind)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,7 +35,9 @@ class Value(Part):
 
     config: CriticSettings
 
-    def __init__(self, config: Any, spec: DataSpec, *, layer_norm: bool = False, norm_first: bool = False) -> None:
+    def __init__(
+        self, config: CriticSettings, spec: DataSpec, *, layer_norm: bool = False, norm_first: bool = False
+    ) -> None:
         """layer_norm: with LayerNorm even where the critics have none; norm_first: before the activation. Raises
         UserError.
         """
