@@ -18,8 +18,7 @@ from offrl.algorithm import Adam, Dataset, DataSpec, Grid, Loss, Params, Part, T
 from offrl.data.samplers.transitions import SPAN, Batch, discounted
 from offrl.data.value_range import value_range
 from offrl.errors import UserError
-from offrl.families.critics.settings import CriticSettings, make_value_head
-from offrl.families.critics.value import Objective, Target, Values
+from offrl.families.critics.value import CriticSettings, Objective, Target, Values, make_value_head
 from offrl.nn import Bootstrap, EnsembleMLP, Pairs, call
 
 
