@@ -49,10 +49,8 @@ class LMBC(TextAlgorithm[LMBCConfig]):
         """-E log pi(a|h) over the tokens a of actions, and `observation_weight` times the same over those of
         observations.
         """
-        hidden, logits = (
-            self.apply("policy", policy, "hidden", batch[IDS]),
-            partial(self.apply, "policy", policy, "logits"),
-        )
+        hidden = self.apply("policy", policy, "hidden", batch[IDS])
+        logits = partial(self.apply, "policy", policy, "logits")
         loss = cross_entropy(logits, hidden, batch)
         metrics = {"policy/loss": loss}
         if not self.config.observation_weight:

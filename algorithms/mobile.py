@@ -94,10 +94,8 @@ class MOBILE(LearnsInModel[MOBILEConfig], SoftActorCritic[MOBILEConfig]):
     def best_target(self, state: TrainState, actor: Params, batch: Batch, key: Tensor, count: int) -> Target:
         """The target with, for V(s'), the smallest over critics of each one's best of `count` actions, as in the
         authors' code: the other order, that of CQL, is more cautious."""
-        observations, target_critics = (
-            batch["next_observations"],
-            self.critic.target_critics(state, rng.fold_in(key, 100)),
-        )
+        observations = batch["next_observations"]
+        target_critics = self.critic.target_critics(state, rng.fold_in(key, 100))
         action, log_p = self.sample(actor, observations, key, count)
         logits = self.critic.logits(target_critics, observations, action)  # [E, M, B, out_dim]
         best = self.critic.head.mean(logits).argmax(1)  # [E, B]

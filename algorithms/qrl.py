@@ -90,10 +90,8 @@ class QRL(GoalConditioned[QRLConfig]):
             self.apply("value", value, "encode", batch[k].flatten(1))
             for k in ("observations", "next_observations", VALUE_GOALS)
         )
-        distance, step = (
-            self.apply("value", value, "between", x, goal),
-            self.apply("value", value, "between", x, next_x),
-        )
+        distance = self.apply("value", value, "between", x, goal)
+        step = self.apply("value", value, "between", x, next_x)
         repulsion = SPREAD_SCALE * F.softplus(c.spread - distance / SPREAD_SCALE).mean()
         excess = (step - 1.0).clamp(min=0.0).square().mean()
         multiplier = self.apply("value", value, "multiplier")
