@@ -30,6 +30,9 @@ class CalQLConfig(ConservativeSettings):
     """
 
     name: str = "cal_ql"
+    actions: int = setting(
+        10, "actions tried for each state: so many uniform ones, the policy's at s, and the policy's at s'", low=1
+    )
     discount: float = setting(0.99, "discount factor; also of the data's returns", low=0.0, high=1.0, shared=True)
 
 

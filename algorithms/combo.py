@@ -34,6 +34,9 @@ class COMBOConfig(ModelBasedSettings, SoftMaximumSettings):
     """Settings of COMBO; the defaults are OfflineRL-Kit's for D4RL's HalfCheetah."""
 
     name: str = "combo"
+    actions: int = setting(
+        10, "actions tried for each state: so many uniform ones, the policy's at s, and the policy's at s'", low=1
+    )
     penalised_states: str = setting(
         "mix",
         "the states whose values are pushed down (rho): those of the whole batch, or imagined ones",

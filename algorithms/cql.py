@@ -13,6 +13,7 @@ from offrl.families import conservative
 from offrl.families.conservative import Conservative, ConservativeSettings, SoftMaximum
 from offrl.families.sac import SoftActorCritic
 from offrl.registry import register
+from offrl.settings.field import setting
 
 
 @dataclass
@@ -20,6 +21,9 @@ class CQLConfig(ConservativeSettings):
     """Settings of CQL(H); the defaults are CORL's for D4RL's locomotion tasks."""
 
     name: str = "cql"
+    actions: int = setting(
+        10, "actions tried for each state: so many uniform ones, the policy's at s, and the policy's at s'", low=1
+    )
 
 
 @register("algo", "cql")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +68,7 @@ class SoftActorCritic(WithCritic, Algorithm[ConfigT]):
     """
 
     critic: Critic
+    actor_form: ClassVar[dict[str, Any]] = {}  # further arguments of `TanhGaussian`
 
     def modules(self) -> dict[str, nn.Module]:
         entropy, actor = LogWeight(self.config.entropy_weight), self.make_actor()
@@ -80,7 +81,7 @@ class SoftActorCritic(WithCritic, Algorithm[ConfigT]):
         form: dict[str, Any] = {"activation": c.activation, "init": c.init}
         if s.discrete:
             return Categorical(s.observation_dim, s.num_actions, c.hidden, **form)
-        return TanhGaussian(s.observation_dim, s.action_dim, c.hidden, **form)
+        return TanhGaussian(s.observation_dim, s.action_dim, c.hidden, **form, **self.actor_form)
 
     def optimizer(self, name: str) -> Adam:
         if name != "entropy":
@@ -157,10 +158,8 @@ class SoftActorCritic(WithCritic, Algorithm[ConfigT]):
         if self.config.max_target_actions > 1:
             return self.best_target(state, actor, batch, key, self.config.max_target_actions)
         weight = self.weight(state) * float(self.config.entropy_in_target)
-        observations, target_critics = (
-            batch["next_observations"],
-            self.critic.target_critics(state, rng.fold_in(key, 100)),
-        )
+        observations = batch["next_observations"]
+        target_critics = self.critic.target_critics(state, rng.fold_in(key, 100))
         if self.spec.discrete:
             log_p, entropy = self.probabilities(actor, observations)
             value, mixture = self.critic.expected_q(target_critics, observations, log_p)
@@ -173,10 +172,8 @@ class SoftActorCritic(WithCritic, Algorithm[ConfigT]):
         """The target with, for V(s'), the best of `count` actions of the policy by the smallest of the critics
         (discrete: of all).
         """
-        observations, target_critics = (
-            batch["next_observations"],
-            self.critic.target_critics(state, rng.fold_in(key, 100)),
-        )
+        observations = batch["next_observations"]
+        target_critics = self.critic.target_critics(state, rng.fold_in(key, 100))
         if self.spec.discrete:
             logits = self.critic.logits_of_all(target_critics, observations).transpose(1, 2)  # [E, K, B, out_dim]
             log_p = self.apply("actor", actor, observations)[0].T
