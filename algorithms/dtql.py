@@ -211,14 +211,14 @@ class DTQL(WithCritic, Algorithm[DTQLConfig]):
         }
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        keys = rng.split(key, 3)
+        critic_key, denoiser_key, actor_key = rng.split(key, 3)
         q = self.critic.min_q(state.params["critic"], batch["observations"], batch["actions"])
         next_v = self.value(state.params["value"], batch["next_observations"])
         state, value = self.descend(state, "value", self.value_loss, batch, q)
-        state, critic = self.descend(state, "critic", self.critic_loss, batch, next_v, keys[0])
+        state, critic = self.descend(state, "critic", self.critic_loss, batch, next_v, critic_key)
         state = self.critic.regularised(state)
-        state, denoiser = self.descend(state, "denoiser", self.denoiser_loss, batch, keys[1])
-        moved, actor = self.descend(state, "actor", self.actor_loss, batch, keys[2])
+        state, denoiser = self.descend(state, "denoiser", self.denoiser_loss, batch, denoiser_key)
+        moved, actor = self.descend(state, "actor", self.actor_loss, batch, actor_key)
         ready = state.step >= self.warm_up
         params, opt = (
             pytree.tree_map(lambda a, b: torch.where(ready, a, b), new["actor"], old["actor"])

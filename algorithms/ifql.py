@@ -74,10 +74,10 @@ class IFQL(WithCritic, Algorithm[IFQLConfig]):
         return loss, {"actor/loss": loss}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        keys = rng.split(key, 3)
+        value_key, critic_key, actor_key = rng.split(key, 3)
         return self.simultaneous(
             state,
-            self.descend(state, "value", self.value_loss, batch, keys[0]),
-            self.descend(state, "critic", self.critic_loss, batch, keys[1]),
-            self.descend(state, "actor", self.actor_loss, batch, keys[2]),
+            self.descend(state, "value", self.value_loss, batch, value_key),
+            self.descend(state, "critic", self.critic_loss, batch, critic_key),
+            self.descend(state, "actor", self.actor_loss, batch, actor_key),
         )

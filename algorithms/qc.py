@@ -191,13 +191,13 @@ class QC(WithCritic, Algorithm[QCConfig]):
         return loss, {**metrics, "actor/clipped": (chunk.detach().abs() > 1.0).float().mean()}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        keys = rng.split(key, 3)
+        critic_key, flow_key, actor_key = rng.split(key, 3)
         steps = [
-            self.descend(state, "critic", self.critic_loss, batch, keys[0]),
-            self.descend(state, "flow", self.flow_loss, batch, keys[1]),
+            self.descend(state, "critic", self.critic_loss, batch, critic_key),
+            self.descend(state, "flow", self.flow_loss, batch, flow_key),
         ]
         if self.config.actor == "distil":
-            steps.append(self.descend(state, "actor", self.actor_loss, batch, keys[2]))
+            steps.append(self.descend(state, "actor", self.actor_loss, batch, actor_key))
         return self.simultaneous(state, *steps)
 
     def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor | None:
