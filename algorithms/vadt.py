@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offrl import losses, registry
+from offrl import losses
 from offrl.algorithm import Batch, Carry, Dataset, Loss, Params, Sampler, TrainConfig, TrainState, Tree
 from offrl.data.samplers.sequences import STEPS, VALID
 from offrl.errors import UserError
@@ -23,6 +23,7 @@ from offrl.families.teacher import (
     CHUNK,
     TeacherSettings,
     check_critics,
+    make_teacher,
     observation_rows,
     q_of_data,
     values_requirement,
@@ -108,9 +109,7 @@ class VADT(SequenceModel[VADTConfig]):
         return config
 
     def modules(self) -> Any:
-        settings = self.config.values_settings or {"name": "iql"}
-        kind = registry.get("algo", settings["name"])
-        self.teacher = kind(kind.Config(**settings), self.spec)
+        self.teacher = make_teacher(self.config, self.spec, {"name": "iql"})
         return super().modules()
 
     def extra(self, params: dict[str, Params]) -> Tree:
