@@ -33,6 +33,9 @@ class FBConfig(ZeroShotSettings):
     """Settings of forward-backward representations; the defaults are those for ExORL."""
 
     name: str = "fb"
+    orthonormality: float = setting(
+        1.0, "weight of the loss that keeps B's coordinates orthonormal over the data", low=0.0
+    )
     norm_tanh: list[str] = setting(
         list(PARTS),
         "networks whose first layer is linear, LayerNorm, tanh (the others': linear, ReLU): inputs, those that read "
@@ -82,10 +85,9 @@ class FB(ZeroShot[FBConfig]):
         sizes = s.observation_dim, s.action_dim, c.z_dim, c.inputs_hidden, c.hidden
         inputs, back, act = (part in c.norm_tanh for part in PARTS)
         backward = Backward(s.observation_dim, c.z_dim, c.backward_hidden, norm_tanh=back)
-        representation = Representation(Forward(*sizes, norm_tanh=inputs), backward)
         modules: dict[str, nn.Module] = {
             "actor": TaskActor(*sizes, norm_tanh=(inputs, act)),
-            "representation": representation,
+            "representation": Representation(Forward(*sizes, norm_tanh=inputs), backward),
         }
         return {**modules, "lagrange": LogWeight(c.conservative_weight)} if self.learns_weight else modules
 
@@ -111,10 +113,8 @@ class FB(ZeroShot[FBConfig]):
         draw, penalty_key = rng.split(key)
         next_actions = self.actions(state.params["actor"], batch["next_observations"], z, draw)
         target = self.target_measure(state, batch, next_actions, z)
-        f, b = (
-            self.forward_map(params, batch["observations"], batch["actions"], z),
-            self.backward_map(params, batch["next_observations"]),
-        )
+        f = self.forward_map(params, batch["observations"], batch["actions"], z)
+        b = self.backward_map(params, batch["next_observations"])
         m = measure(f, b)
         bellman, orthonormality = measure_loss(m, target, c.discount * batch["masks"]), orthonormality_loss(b)
         loss = bellman + c.orthonormality * orthonormality
@@ -128,7 +128,7 @@ class FB(ZeroShot[FBConfig]):
             penalty = self.penalty(params, state, batch, z, penalty_key, f, b)
             weight = self.weight(state)
             loss = loss + weight * penalty
-            metrics = {**metrics, "conservative/penalty": penalty, "conservative/weight": weight}
+            metrics |= {"conservative/penalty": penalty, "conservative/weight": weight}
         return loss, {**metrics, "fb/loss": loss}
 
     def weight(self, state: TrainState) -> Tensor:
@@ -183,11 +183,11 @@ class FB(ZeroShot[FBConfig]):
         return loss, {"actor/loss": loss, "actor/action": actions.abs().mean()}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        keys = rng.split(key, 3)
-        z = self.draw_z(state, batch, keys[0])
-        state, metrics = self.descend(state, "representation", self.representation_loss, batch, z, keys[1])
+        z_key, loss_key, actor_key = rng.split(key, 3)
+        z = self.draw_z(state, batch, z_key)
+        state, metrics = self.descend(state, "representation", self.representation_loss, batch, z, loss_key)
         if self.learns_weight:  # after the penalty that it weighs; the reference's code moves it before
             state, weight = self.descend(state, "lagrange", self.lagrange_loss, metrics["conservative/penalty"])
             metrics = {**metrics, **weight}
-        state, actor = self.descend(state, "actor", self.actor_loss, batch, z, keys[2])
+        state, actor = self.descend(state, "actor", self.actor_loss, batch, z, actor_key)
         return self.polyak(state, "representation"), {**metrics, **actor}

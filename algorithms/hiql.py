@@ -16,6 +16,7 @@ from offrl.data.samplers.goals import (
 from offrl.families.goal_conditioned import GoalConditioned, awr_loss, concatenate, goal_target
 from offrl.families.hierarchical import Hierarchical, SubgoalSettings
 from offrl.registry import register
+from offrl.settings.field import setting
 
 
 @dataclass
@@ -23,6 +24,9 @@ class HIQLConfig(SubgoalSettings):
     """Settings of HIQL."""
 
     name: str = "hiql"
+    high_temperature: float = setting(
+        3.0, "beta of the high level: multiplies the advantage in the exponent (explore: 10)", low=0.0
+    )
 
 
 @register("algo", "hiql")

@@ -35,6 +35,9 @@ class OTAConfig(SubgoalSettings):
     """Settings of OTA."""
 
     name: str = "ota"
+    high_temperature: float = setting(
+        3.0, "beta of the high level: multiplies the advantage in the exponent (explore: 10)", low=0.0
+    )
     option_steps: int = setting(
         5, "n: the high level's values look so many steps ahead at once (longer mazes: more)", low=1
     )

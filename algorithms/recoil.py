@@ -36,6 +36,7 @@ class ReCOILConfig(SteepValueSettings):
         "reverse_kl: V is this times log E[exp(Q / this)] over the data's actions; to be raised where Q diverges",
         low=1e-3,
     )
+    gumbel_clip: float = setting(7.0, "largest (Q - V) / gumbel_temperature in the exponent", low=0.0)
     implicit_maximum: str = setting(
         "reverse_kl",
         "how V becomes the largest Q of the data: as in XQL or as in IQL",

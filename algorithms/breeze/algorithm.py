@@ -137,10 +137,8 @@ class Breeze(ZeroShot[BreezeConfig]):
         """
         c = self.config
         target = self.target_measure(state, batch, actions, z)
-        f, b = (
-            self.forward_map(params, batch["observations"], batch["actions"], z),
-            self.backward_map(params, batch["next_observations"]),
-        )
+        f = self.forward_map(params, batch["observations"], batch["actions"], z)
+        b = self.backward_map(params, batch["next_observations"])
         m = measure(f, b)
         bellman, orthonormality = measure_loss(m, target, c.discount * batch["masks"]), orthonormality_loss(b)
         q = (f * z).sum(-1)

@@ -54,9 +54,6 @@ class ZeroShotSettings:
     goal_share: float = setting(
         0.5, "share of the z trained on that are B of a state; the others are uniform on the sphere", low=0.0, high=1.0
     )
-    orthonormality: float = setting(
-        1.0, "weight of the loss that keeps B's coordinates orthonormal over the data", low=0.0
-    )
     gradient_limit: float = setting(
         1.0, "largest size of each entry of a gradient; 0: no limit", low=0.0, structural=True
     )

@@ -42,9 +42,8 @@ class SubgoalSettings(GoalStepSettings):
         0.7, "0.5 values the data's policy, 1.0 the best that happened in the data", low=0.0, high=1.0
     )
     low_temperature: float = setting(
-        3.0, "of the low level: multiplies the advantage in the exponent (explore: 10)", low=0.0
+        3.0, "beta of the low level: multiplies the advantage in the exponent (explore: 10)", low=0.0
     )
-    high_temperature: float = setting(3.0, "of the high level (explore: 10)", low=0.0)
     subgoal_steps: int = setting(25, "k: a subgoal is so many steps ahead (humanoidmaze 100, manipulation 10)", low=1)
     representation: int = setting(10, "numbers that represent a subgoal", low=1)
     adjacency_weight: float = setting(

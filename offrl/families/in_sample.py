@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from offrl import losses, rng
 from offrl.actor import Actor, MemorylessActor, NoisyActor
-from offrl.algorithm import Algorithm, Batch, DataSpec, Loss, Metrics, TrainState, Update
+from offrl.algorithm import Algorithm, Batch, Loss, Metrics, TrainState, Update
 from offrl.families.critics import (
     ActorScheduleSettings,
     Critic,
@@ -52,12 +52,6 @@ class SteepValueSettings(InSampleSettings):
     locomotion tasks.
     """
 
-    gumbel_temperature: float = setting(
-        2.0,
-        "XQL's beta: V is beta log E[exp(Q / beta)], nearer to the largest Q of the data the smaller it is",
-        low=1e-3,
-    )
-    gumbel_clip: float = setting(7.0, "largest (Q - V) / gumbel_temperature in the exponent", low=0.0)
     value_layer_norm: bool = setting(True, "LayerNorm in each hidden layer of V, whatever the critics have")
     value_updates: int = setting(1, "updates of V in each update", low=1)
     random_actions: int = setting(0, "so many uniformly random actions for each state are added to V's batch", low=0)
@@ -76,18 +70,6 @@ class SteepValueSettings(InSampleSettings):
 
 
 ConfigT = TypeVar("ConfigT", bound=SteepValueSettings)
-
-
-def make_actor(config: InSampleSettings, spec: DataSpec) -> nn.Module:
-    """The policy network of these settings."""
-    c = config
-    form = {"activation": c.activation, "dropout": c.dropout, "init": c.init}
-    return make_policy(c.policy, spec.observation_dim, spec.action_dim, spec.num_actions, c.hidden, **form)
-
-
-def actor_of(algorithm: Algorithm, state: TrainState) -> Actor:
-    """The policy, which explores with noise where it is deterministic."""
-    return (NoisyActor if isinstance(algorithm.policy, Deterministic) else MemorylessActor)(algorithm, state)
 
 
 def expectile_loss(
@@ -112,7 +94,8 @@ class SteepValue(WithCritic, Algorithm[ConfigT]):
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         self.value = Value(c, s, layer_norm=c.value_layer_norm, norm_first=True)  # as the authors' code
-        actor = make_actor(c, s)
+        form = {"activation": c.activation, "dropout": c.dropout, "init": c.init}
+        actor = make_policy(c.policy, s.observation_dim, s.action_dim, s.num_actions, c.hidden, **form)
         self.critic = Critic(c, s)
         return {"value": self.value.network, "actor": actor, "critic": self.critic.network}
 
@@ -148,7 +131,7 @@ class SteepValue(WithCritic, Algorithm[ConfigT]):
         return self.polyak(state, "critic"), {**value, **actor, **critic}
 
     def actor(self, state: TrainState) -> Actor:
-        return actor_of(self, state)
+        return (NoisyActor if isinstance(self.policy, Deterministic) else MemorylessActor)(self, state)
 
 
 def value_batch(
