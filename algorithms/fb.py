@@ -85,9 +85,10 @@ class FB(ZeroShot[FBConfig]):
         sizes = s.observation_dim, s.action_dim, c.z_dim, c.inputs_hidden, c.hidden
         inputs, back, act = (part in c.norm_tanh for part in PARTS)
         backward = Backward(s.observation_dim, c.z_dim, c.backward_hidden, norm_tanh=back)
+        representation = Representation(Forward(*sizes, norm_tanh=inputs), backward)
         modules: dict[str, nn.Module] = {
             "actor": TaskActor(*sizes, norm_tanh=(inputs, act)),
-            "representation": Representation(Forward(*sizes, norm_tanh=inputs), backward),
+            "representation": representation,
         }
         return {**modules, "lagrange": LogWeight(c.conservative_weight)} if self.learns_weight else modules
 
