@@ -219,14 +219,13 @@ class ACTActor(EnsemblingActor):
 
 
 @register("algo", "act")
-class ACT(Algorithm):
+class ACT(Algorithm[ACTConfig]):
     """A variational autoencoder of chunks: the latent takes up what differs between demonstrations, and at 0 the policy
     is of one style.
 
     The posterior, which training alone needs, is a part of module "actor": one loss trains both.
     """
 
-    Config = ACTConfig
     traits = Traits(actions=("continuous",))
     actor_class = ACTActor
 

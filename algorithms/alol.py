@@ -137,7 +137,7 @@ def reference_values(algorithm: ALoL, source: UtteranceSource, credits: Tensor) 
     return values
 
 
-def _identity(config: Any) -> str:
+def _identity(config: ALoLConfig) -> str:
     names = (
         "lm",
         "lm_id",
@@ -254,17 +254,15 @@ class ALoLConfig(UtteranceSettings):
 
 
 @register("algo", "alol")
-class ALoL(TextAlgorithm):
+class ALoL(TextAlgorithm[ALoLConfig]):
     """Minimise the mean of -A rho log pi(y|x), A = max(0, R - V_ref(x)), rho = clip(pi / pi_ref) without gradient, over
     actions y drawn in proportion to A (arXiv 2305.14718, equations 4 to 8).
 
     log pi(y|x) is the sum over the tokens of y, not their mean: so the authors' later code, which notes that the sum is
     always better."""
 
-    Config = ALoLConfig
-
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+    def fit_config(cls, config: ALoLConfig, dataset: Dataset, grid: Grid = None) -> ALoLConfig:
         """The config with its learning rates. Raises UserError for a reference that was never trained."""
         if config.lm == SCRATCH and config.start != "cloned":
             raise UserError(

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,15 +36,14 @@ class ArCHerConfig(ValueHeadSettings, UtteranceCriticSettings):
 
 
 @register("algo", "archer")
-class ArCHer(TextAlgorithm):
+class ArCHer(TextAlgorithm[ArCHerConfig]):
     """A critic of whole utterances, learnt as IQL's, above an actor that writes tokens (arXiv 2402.19446, section 4.3,
     in its offline form by the authors). Two Qs and two Vs, each pair with targets of its own."""
 
-    Config = ArCHerConfig
     traits = replace(TextAlgorithm.traits, targets=("critic",))
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+    def fit_config(cls, config: ArCHerConfig, dataset: Dataset, grid: Grid = None) -> ArCHerConfig:
         return with_value_range(with_rates(super().fit_config(config, dataset, grid), RATES), dataset)
 
     def modules(self) -> dict[str, nn.Module]:

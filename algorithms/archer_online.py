@@ -78,7 +78,7 @@ class ArCHerOnlineConfig(ValueHeadSettings, UtteranceCriticSettings):
 
 
 @register("algo", "archer_online")
-class ArCHerOnline(TextAlgorithm):
+class ArCHerOnline(TextAlgorithm[ArCHerOnlineConfig]):
     """A critic of whole utterances, learnt off-policy, above an actor that writes tokens (arXiv 2402.19446, sections
     4.2 and 4.3, algorithm 1). Two Qs and two Vs, each pair with targets of its own.
 
@@ -86,7 +86,6 @@ class ArCHerOnline(TextAlgorithm):
     the whole ring.
     """
 
-    Config = ArCHerOnlineConfig
     traits = replace(TextAlgorithm.traits, targets=("critic",))
 
     @classmethod
@@ -103,7 +102,7 @@ class ArCHerOnline(TextAlgorithm):
         return super().requires(config, dataset)
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+    def fit_config(cls, config: ArCHerOnlineConfig, dataset: Dataset, grid: Grid = None) -> ArCHerOnlineConfig:
         return with_value_range(with_rates(super().fit_config(config, dataset, grid), RATES), dataset)
 
     def modules(self) -> dict[str, nn.Module]:
@@ -123,7 +122,7 @@ class ArCHerOnline(TextAlgorithm):
         return self.traits.period
 
     @classmethod
-    def traits_for(cls, config: Any) -> Traits:
+    def traits_for(cls, config: ArCHerOnlineConfig) -> Traits:
         # a pattern is an iteration: what is logged of the critic and of the actor is the mean over their own updates
         return replace(cls.traits, period=int(config.critic_steps + config.actor_steps))
 
@@ -211,7 +210,7 @@ class ArCHerOnline(TextAlgorithm):
         return loss + baseline_loss, {"actor/loss": loss, "actor/baseline_loss": baseline_loss, **means}
 
 
-def played_in(config: Any, spec: DataSpec) -> Task:
+def played_in(config: ArCHerOnlineConfig, spec: DataSpec) -> Task:
     """The task that is played. Raises UserError where there is none."""
     task = resolve_task(spec.task, EvalConfig(env=config.env or "auto"))
     if task is None:

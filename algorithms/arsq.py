@@ -190,7 +190,7 @@ class DigitActor(Actor):
 
 
 @register("algo", "arsq")
-class ARSQ(Algorithm):
+class ARSQ(Algorithm[ARSQConfig]):
     """Q(s, a) = V(s) + sum_p A_p(s, a_<p, a_p): digits of the action, each valued after those before it.
 
     A / alpha are log-probabilities, so that V is the soft maximum of Q by construction: no action is searched, nor
@@ -199,7 +199,6 @@ class ARSQ(Algorithm):
     Module "critic": two copies of V and of the network of A; targets take the smaller V, acting the smaller A.
     """
 
-    Config = ARSQConfig
     traits = Traits(
         targets=("critic",), policy_modules=("critic",), critic_modules=("critic",), actions=("continuous",)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -30,7 +31,7 @@ class AWACConfig(CriticSettings):
 
 
 @register("algo", "awac")
-class AWAC(WithCritic, Algorithm):
+class AWAC(WithCritic, Algorithm[AWACConfig]):
     """SAC's critics without entropy, and a policy that imitates the data's actions weighted by exp(temperature *
     advantage).
 
@@ -38,16 +39,12 @@ class AWAC(WithCritic, Algorithm):
     mean.
     """
 
-    Config = AWACConfig
-
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
+        form: dict[str, Any] = {"activation": c.activation, "init": c.init}
         if s.discrete:
-            actor: nn.Module = Categorical(
-                s.observation_dim, s.num_actions, c.hidden, activation=c.activation, init=c.init
-            )
+            actor: nn.Module = Categorical(s.observation_dim, s.num_actions, c.hidden, **form)
         else:
-            form = {"activation": c.activation, "init": c.init}
             actor = Gaussian(s.observation_dim, s.action_dim, c.hidden, bounded=False, log_std_min=-20.0, **form)
         self.critic = Critic(c, s)
         return {"actor": actor, "critic": self.critic.network}

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -62,26 +61,25 @@ class AWMConfig(FlowSettings):
 
 
 @register("algo", "awm")
-class AWM(WithCritic, Algorithm):
+class AWM(WithCritic, Algorithm[AWMConfig]):
     """V by expectiles, a flow of the data's actions weighted by their advantage, Q by TD towards V: no target sees the
     flow.
 
     With `length` above 1 chunks stand for actions everywhere. Modules: value, critic, and actor, the flow.
     """
 
-    Config = AWMConfig
     traits = Traits(
         targets=("critic",), policy_modules=("actor", "critic"), critic_modules=("critic",), actions=("continuous",)
     )
     actor_class = BestFlowActor
 
     @classmethod
-    def traits_for(cls, config: Any) -> Traits:
+    def traits_for(cls, config: AWMConfig) -> Traits:
         # Q of chunks says nothing of a single action
         return cls.traits if config.length == 1 else dataclasses.replace(cls.traits, critic_modules=(), n_step=False)
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+    def fit_config(cls, config: AWMConfig, dataset: Dataset, grid: Grid = None) -> AWMConfig:
         default = type(config)()
         for name in ("strength", "advantage_clip", "temperature"):
             if name not in READ_BY[config.weights] and (

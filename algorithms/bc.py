@@ -42,12 +42,10 @@ class BCConfig(ActorNetworkSettings):
 
 
 @register("algo", "bc")
-class BC(Algorithm):
+class BC(Algorithm[BCConfig]):
     """Imitate the data's actions by squared error, the mean over batch and dimensions, or by the likelihood of a
     stochastic policy.
     """
-
-    Config = BCConfig
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec

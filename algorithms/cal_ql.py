@@ -30,6 +30,9 @@ class CalQLConfig(ConservativeSettings):
     """
 
     name: str = "cal_ql"
+    actions: int = setting(
+        10, "actions tried for each state: so many uniform ones, the policy's at s, and the policy's at s'", low=1
+    )
     discount: float = setting(0.99, "discount factor; also of the data's returns", low=0.0, high=1.0, shared=True)
 
 
@@ -64,14 +67,13 @@ class ReturnsSampler(TransitionSampler):
 
 
 @register("algo", "cal_ql")
-class CalQL(Conservative, SoftActorCritic):
+class CalQL(Conservative[CalQLConfig], SoftActorCritic[CalQLConfig]):
     """CQL whose penalty pushes no value of the policy below the return that the data had from the state.
 
     The policy's and the entropy's losses are SAC's. All losses of an update are those of the state before it. With
     `action_gap` there is the module "lagrange", the logarithm of the penalty's multiplier.
     """
 
-    Config = CalQLConfig
     traits = replace(SoftActorCritic.traits, actions=("continuous",))
 
     def sampler(self) -> ReturnsSampler:

@@ -49,10 +49,9 @@ class GaussianChunkActor(ChunkActor):
 
 
 @register("algo", "chunk_bc")
-class ChunkBC(Algorithm):
+class ChunkBC(Algorithm[ChunkBCConfig]):
     """Imitate the data's chunks by squared error, or by the likelihood of a diagonal Gaussian; act open-loop."""
 
-    Config = ChunkBCConfig
     traits = Traits(actions=("continuous",))
     actor_class = GaussianChunkActor
 

@@ -8,7 +8,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Batch, Loss, Params, TrainState, Update
+from offrl.algorithm import Batch, Loss, Params, TrainState
 from offrl.errors import UserError
 from offrl.families import conservative
 from offrl.families.conservative import SoftMaximumSettings
@@ -34,6 +34,9 @@ class COMBOConfig(ModelBasedSettings, SoftMaximumSettings):
     """Settings of COMBO; the defaults are OfflineRL-Kit's for D4RL's HalfCheetah."""
 
     name: str = "combo"
+    actions: int = setting(
+        10, "actions tried for each state: so many uniform ones, the policy's at s, and the policy's at s'", low=1
+    )
     penalised_states: str = setting(
         "mix",
         "the states whose values are pushed down (rho): those of the whole batch, or imagined ones",
@@ -45,12 +48,10 @@ class COMBOConfig(ModelBasedSettings, SoftMaximumSettings):
 
 
 @register("algo", "combo")
-class COMBO(LearnsInModel, SoftActorCritic):
+class COMBO(LearnsInModel[COMBOConfig], SoftActorCritic[COMBOConfig]):
     """Critics are pushed down where the model leads, and up at the data's own state-action pairs; the policy's loss is
     SAC's.
     """
-
-    Config = COMBOConfig
 
     def modules(self) -> dict[str, nn.Module]:
         c = self.config
@@ -115,6 +116,3 @@ class COMBO(LearnsInModel, SoftActorCritic):
         and a next action.
         """
         return scores.unflatten(1, (3, self.config.actions)).logsumexp(1).mean(1)
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        return super().update(state, self.rollouts.mixed(state, batch, rng.fold_in(key, 301)), key, phase=phase)

@@ -13,6 +13,7 @@ from offrl.families import conservative
 from offrl.families.conservative import Conservative, ConservativeSettings, SoftMaximum
 from offrl.families.sac import SoftActorCritic
 from offrl.registry import register
+from offrl.settings.field import setting
 
 
 @dataclass
@@ -20,17 +21,18 @@ class CQLConfig(ConservativeSettings):
     """Settings of CQL(H); the defaults are CORL's for D4RL's locomotion tasks."""
 
     name: str = "cql"
+    actions: int = setting(
+        10, "actions tried for each state: so many uniform ones, the policy's at s, and the policy's at s'", low=1
+    )
 
 
 @register("algo", "cql")
-class CQL(Conservative, SoftActorCritic):
+class CQL(Conservative[CQLConfig], SoftActorCritic[CQLConfig]):
     """SAC whose critics are pushed down at actions that the policy would take and up at the data's.
 
     The policy's and the entropy's losses are SAC's. All losses of an update are those of the state before it. With
     `action_gap` there is the module "lagrange", the logarithm of the penalty's multiplier.
     """
-
-    Config = CQLConfig
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2 + the penalty, summed over critics i (equation 4)."""

@@ -81,14 +81,12 @@ def info_nce(logits: Tensor) -> Tensor:
 
 
 @register("algo", "crl")
-class CRL(GoalConditioned):
+class CRL(GoalConditioned[CRLConfig]):
     """Q(s, a, g), up to what depends on g alone, is the log of how much likelier g is on the discounted way from (s, a)
     than anywhere.
 
     It is learnt by telling the goals of a row's own future from those of the batch's other rows, so it values the
     data's policy."""
-
-    Config = CRLConfig
 
     def modules(self) -> dict[str, nn.Module]:
         c = self.config

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -90,19 +90,18 @@ class DecisionDiffuserActor(ChunkActor):
 
 
 @register("algo", "decision_diffuser")
-class DecisionDiffuser(Algorithm):
+class DecisionDiffuser(Algorithm[DecisionDiffuserConfig]):
     """A diffusion model of the states to come, given the return; an inverse model finds the action between two of them.
 
     Modules: plan, which predicts the noise; inverse. The return is the discounted one of the rest of the episode, as a
     share of `return_scale`; while acting the same is asked for at every step, as in the authors' code: rewards earned
     are not subtracted."""
 
-    Config = DecisionDiffuserConfig
     traits = Traits(policy_modules=("plan", "inverse"), actions=("continuous",), acts_on_device=True)
     actor_class = DecisionDiffuserActor
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+    def fit_config(cls, config: DecisionDiffuserConfig, dataset: Dataset, grid: Grid = None) -> DecisionDiffuserConfig:
         if None not in (config.target_return, config.return_scale):
             return config
         mask = torch.zeros(dataset.num_episodes, dtype=torch.bool)
@@ -140,12 +139,12 @@ class DecisionDiffuser(Algorithm):
     def plan_loss(self, plan: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |e - eps(x_t, t, R or nothing)|^2 / 2 over all states but the first, which is given (equation 8)."""
         c, states = self.config, batch["observations"].flatten(2)
-        keys = rng.split(key, 3)
-        step = rng.randint(keys[0], (states.shape[0],), c.denoising_steps)
-        noise = rng.normal(keys[1], tuple(states.shape))
+        step_key, noise_key, keep_key = rng.split(key, 3)
+        step = rng.randint(step_key, (states.shape[0],), c.denoising_steps)
+        noise = rng.normal(noise_key, tuple(states.shape))
         x = with_first_state(noisy_plans(states, noise, step, c.denoising_steps), states[:, 0])
-        keep = (rng.uniform(keys[2], (states.shape[0],)) >= c.condition_dropout).float()
-        share = batch[RETURN][:, :1] / c.return_scale
+        keep = (rng.uniform(keep_key, (states.shape[0],)) >= c.condition_dropout).float()
+        share = batch[RETURN][:, :1] / c.scale
         counted = batch[VALID] & (torch.arange(states.shape[1], device=states.device) > 0)
         error = (self.apply("plan", plan, x, step, share, keep) - noise).square()
         loss = 0.5 * torch.where(counted.unsqueeze(-1), error, 0.0).mean()
@@ -186,15 +185,20 @@ class DecisionDiffuser(Algorithm):
         `noise_scale`.
         """
         c = self.config
-        share = torch.full_like(observations[:, :1], float(c.target_return) / c.return_scale)
-        dim = self.spec.observation_dim
+        assert c.target_return is not None  # `fit_config` has found it
+        share = torch.full_like(observations[:, :1], float(c.target_return) / c.scale)
         return denoise(
             lambda x, t: self.expected(average["plan"], x, t, share),
-            observations, dim, c.plan_horizon, c.denoising_steps, key, c.noise_scale if noise is None else noise,
-        )  # fmt: skip
+            observations,
+            self.spec.observation_dim,
+            c.plan_horizon,
+            c.denoising_steps,
+            key,
+            c.noise_scale if noise is None else noise,
+        )
 
 
-def rows_ahead(config: Any, dataset: Dataset) -> Tensor:
+def rows_ahead(config: DecisionDiffuserConfig, dataset: Dataset) -> Tensor:
     """sum_k discount^k r_{t+k} of the recorded rewards from each row to the end of its episode, with the penalty of a
     termination, [R].
     """

@@ -32,6 +32,7 @@ class DiffuserConfig(DiffusionPlanSettings):
     """Settings of Diffuser; the defaults are the authors' for D4RL's locomotion tasks."""
 
     name: str = "diffuser"
+    multiples: list[int] = setting([1, 2, 4, 8], "widths of the U-net's levels in multiples of `base`", low=1)
     action_weight: float = setting(10.0, "weight of the first action in the plan's loss", low=0.0)
     discount: float = setting(0.997, "discount factor of the returns that guide plans", low=0.0, high=1.0, shared=True)
     termination_penalty: float = setting(-100.0, "added to the reward of a termination in those returns", shared=True)
@@ -65,14 +66,13 @@ class DiffuserActor(ChunkActor):
 
 
 @register("algo", "diffuser")
-class Diffuser(Algorithm):
+class Diffuser(Algorithm[DiffuserConfig]):
     """A diffusion model of plans (actions and states), and a value of noisy plans whose gradient guides their
     denoising.
 
     Modules: plan, which predicts the clean plan; value, the return of the episode from the plan's first step on.
     """
 
-    Config = DiffuserConfig
     traits = Traits(policy_modules=("plan", "value"), actions=("continuous",), acts_on_device=True)
     actor_class = DiffuserActor
 

@@ -57,10 +57,9 @@ class DiffusionActor(ChunkActor):
 
 
 @register("algo", "diffusion_bc")
-class DiffusionBC(Algorithm):
+class DiffusionBC(Algorithm[DiffusionBCConfig]):
     """Learn to predict the noise in a noisy action, or in a noisy chunk of actions; act by denoising one."""
 
-    Config = DiffusionBCConfig
     traits = Traits(actions=("continuous",))
     actor_class = DiffusionActor
 

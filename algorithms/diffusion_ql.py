@@ -65,7 +65,7 @@ class DiffusionQLActor(ValuedActor):
 
 
 @register("algo", "diffusion_ql")
-class DiffusionQL(WithCritic, Algorithm):
+class DiffusionQL(WithCritic, Algorithm[DiffusionQLConfig]):
     """A diffusion model clones the data and climbs Q by gradients through its denoising; one of N of its actions is
     played, by their Q.
 
@@ -74,7 +74,6 @@ class DiffusionQL(WithCritic, Algorithm):
     which policies choose.
     """
 
-    Config = DiffusionQLConfig
     traits = Traits(targets=("critic",), critic_modules=("critic",), actions=("continuous",))
     actor_class = DiffusionQLActor
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +57,7 @@ class ThresholdSampler(UtteranceSampler):
 
 
 @register("algo", "digirl")
-class DigiRL(TextAlgorithm):
+class DigiRL(TextAlgorithm[DigiRLConfig]):
     """A critic learns by cross-entropy whether the return is above a threshold, from the state before a turn and from
     that after it; turns with V(s') - V(s) - margin + r + return > 0 are cloned, V the smaller of two (arXiv 2406.11896,
     section 4.2, as in the authors' code).
@@ -66,10 +65,8 @@ class DigiRL(TextAlgorithm):
     The authors' other filter, of whole trajectories by their first state, is dataset.top_fraction or weighting here.
     """
 
-    Config = DigiRLConfig
-
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+    def fit_config(cls, config: DigiRLConfig, dataset: Dataset, grid: Grid = None) -> DigiRLConfig:
         rates = {"actor_learning_rate": (1e-5, 3e-4), "critic_learning_rate": (1e-4, 1e-3)}
         return with_rates(super().fit_config(config, dataset, grid), rates)
 

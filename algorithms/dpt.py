@@ -41,7 +41,7 @@ class InContext(nn.Module):
     transitions.
     """
 
-    def __init__(self, size: int, config: Any, spec: DataSpec) -> None:
+    def __init__(self, size: int, config: DPTConfig, spec: DataSpec) -> None:
         super().__init__()
         c, self.rate = config, config.dropout
         self.embed = Linear(size, c.width)
@@ -190,7 +190,7 @@ class DPTActor(Actor):
 
 
 @register("algo", "dpt")
-class DPT(Algorithm):
+class DPT(Algorithm[DPTConfig]):
     """Predict a task's best action at a query from transitions of the task, after every length of the context
     (algorithm 1).
 
@@ -202,11 +202,10 @@ class DPT(Algorithm):
     (`offrl adapt`). With `explore` it samples, as if from a posterior; else it takes the most probable action.
     """
 
-    Config = DPTConfig
     actor_class = DPTActor
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+    def fit_config(cls, config: DPTConfig, dataset: Dataset, grid: Grid = None) -> DPTConfig:
         if config.one_state is None:
             observations = dataset.columns["observations"]
             reference = observations[0]  # in most data it differs from one of the first rows already

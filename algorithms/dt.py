@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +41,7 @@ class DTConfig(TargetReturnSettings, SequenceSettings):
 
 
 @register("algo", "dt")
-class DT(SequenceModel):
+class DT(SequenceModel[DTConfig]):
     """Imitate the data's actions given the last K steps and the return to go; act with a target return, less the
     rewards earned so far.
 
@@ -50,10 +49,8 @@ class DT(SequenceModel):
     time its place in the window.
     """
 
-    Config = DTConfig
-
     @classmethod
-    def traits_for(cls, config: Any) -> Traits:
+    def traits_for(cls, config: DTConfig) -> Traits:
         return dataclasses.replace(cls.traits, goal_conditioned=config.prompt == "goal")
 
     @property

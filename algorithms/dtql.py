@@ -104,7 +104,7 @@ class DTQLActor(ValuedActor):
 
 
 @register("algo", "dtql")
-class DTQL(WithCritic, Algorithm):
+class DTQL(WithCritic, Algorithm[DTQLConfig]):
     """IQL's V and Q beside a denoiser of the data's actions; a one-step policy climbs Q and stays where that denoiser
     works.
 
@@ -113,7 +113,6 @@ class DTQL(WithCritic, Algorithm):
     Modules: value, critic, denoiser, and actor. `extra` holds a copy of the target critics, by which policies choose.
     """
 
-    Config = DTQLConfig
     traits = Traits(targets=("critic",), critic_modules=("critic",), actions=("continuous",))
     actor_class = DTQLActor
 
@@ -212,14 +211,14 @@ class DTQL(WithCritic, Algorithm):
         }
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        keys = rng.split(key, 3)
+        critic_key, denoiser_key, actor_key = rng.split(key, 3)
         q = self.critic.min_q(state.params["critic"], batch["observations"], batch["actions"])
         next_v = self.value(state.params["value"], batch["next_observations"])
         state, value = self.descend(state, "value", self.value_loss, batch, q)
-        state, critic = self.descend(state, "critic", self.critic_loss, batch, next_v, keys[0])
+        state, critic = self.descend(state, "critic", self.critic_loss, batch, next_v, critic_key)
         state = self.critic.regularised(state)
-        state, denoiser = self.descend(state, "denoiser", self.denoiser_loss, batch, keys[1])
-        moved, actor = self.descend(state, "actor", self.actor_loss, batch, keys[2])
+        state, denoiser = self.descend(state, "denoiser", self.denoiser_loss, batch, denoiser_key)
+        moved, actor = self.descend(state, "actor", self.actor_loss, batch, actor_key)
         ready = state.step >= self.warm_up
         params, opt = (
             pytree.tree_map(lambda a, b: torch.where(ready, a, b), new["actor"], old["actor"])

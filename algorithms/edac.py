@@ -36,12 +36,11 @@ class EDACConfig(ManyCriticsSettings):
 
 
 @register("algo", "edac")
-class EDAC(SoftActorCritic):
+class EDAC(SoftActorCritic[EDACConfig]):
     """SAC-N whose critics' gradients with respect to the data's actions are pushed apart (equation 4), so that fewer
     critics do.
     """
 
-    Config = EDACConfig
     traits = replace(SoftActorCritic.traits, actions=("continuous",))
 
     def modules(self) -> dict[str, nn.Module]:

@@ -58,7 +58,7 @@ class EDTConfig(TargetReturnSettings, SequenceSettings):
 class EDTNet(StepPolicy):
     """The policy, the returns that histories promise, and the next observation."""
 
-    def __init__(self, sizes: Mapping[str, int], config: Any, spec: Any) -> None:
+    def __init__(self, sizes: Mapping[str, int], config: EDTConfig, spec: Any) -> None:
         super().__init__(sizes, config, spec, output_kind="return", post_norm=True, hidden="return")
         self.max_return = Affine(config.width, 1)
         self.bins = Affine(config.width, config.return_bins)
@@ -121,7 +121,7 @@ class EDTActor(TargetReturnActor):
         bins [E, W, n, bins]. The noise is the same for all episodes."""
         c = self.algorithm.config
         if not c.expert_temperature:
-            return max_return * c.return_scale
+            return max_return * c.scale
         logits = bins + c.expert_temperature * torch.linspace(
             0.0, 1.0, c.return_bins, dtype=bins.dtype, device=bins.device
         )
@@ -132,7 +132,7 @@ class EDTActor(TargetReturnActor):
 
 
 @register("algo", "edt")
-class EDT(SequenceModel):
+class EDT(SequenceModel[EDTConfig]):
     """A policy that shortens its history where a shorter one promises a larger return, and so leaves a bad past behind.
 
     Tokens (observation, return to go, action, reward). From each observation the network also estimates the largest
@@ -148,11 +148,10 @@ class EDT(SequenceModel):
     (range / bins per bin) makes it the one below.
     """
 
-    Config = EDTConfig
     actor_class = EDTActor
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+    def fit_config(cls, config: EDTConfig, dataset: Dataset, grid: Grid = None) -> EDTConfig:
         config = super().fit_config(config, dataset, grid)
         if not config.return_range:
             complete = torch.zeros(dataset.num_episodes, dtype=torch.bool)
@@ -204,7 +203,7 @@ class EDT(SequenceModel):
         outputs = self.apply("actor", actor, self.tokens(batch), batch[STEPS], valid, key)
         dist, max_return, bins, next_observations = outputs
         imitation = masked_mean(self.policy.bc_loss(dist, batch["actions"]), valid)
-        error = returns / c.return_scale - max_return
+        error = returns / c.scale - max_return
         return_loss = masked_mean(losses.expectile_weight(error, c.return_expectile) * error.square(), valid)
         log_p = bins.log_softmax(-1).gather(-1, self.bin_of(returns).unsqueeze(-1)).squeeze(-1)
         entropy = masked_mean(-log_p, valid)

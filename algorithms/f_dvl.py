@@ -17,7 +17,7 @@ from offrl.settings.field import defaults, setting
 
 
 @dataclass
-@defaults(batch_size=1024, gumbel_clip=5.0, random_actions=1)
+@defaults(batch_size=1024, random_actions=1)
 class FDVLConfig(SteepValueSettings):
     """Settings of f-DVL; the defaults are the authors' for D4RL's locomotion tasks, except `greediness`."""
 
@@ -27,6 +27,12 @@ class FDVLConfig(SteepValueSettings):
         "of the policy's visits from the data's: chi_square, total_variation, or reverse_kl, whose loss is XQL's",
         choices=("chi_square", "total_variation", "reverse_kl"),
     )
+    gumbel_temperature: float = setting(
+        2.0,
+        "reverse_kl: XQL's beta: V is beta log E[exp(Q / beta)], nearer to the largest Q of the data the smaller it is",
+        low=1e-3,
+    )
+    gumbel_clip: float = setting(5.0, "largest (Q - V) / gumbel_temperature in the exponent", low=0.0)
     greediness: float = setting(
         0.8,
         "lambda of chi_square and total_variation: nearer to 1, V is nearer to the largest Q (the latter needs more "
@@ -37,12 +43,10 @@ class FDVLConfig(SteepValueSettings):
 
 
 @register("algo", "f_dvl")
-class FDVL(SteepValue):
+class FDVL(SteepValue[FDVLConfig]):
     """V minimises lambda f*(Q - V) + (1 - lambda) (V - Q) over the data's actions, f* the conjugate of a divergence,
     cut at 0.
     """
-
-    Config = FDVLConfig
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Tensor) -> Loss:
         """E [lambda f*(Q - V) + (1 - lambda) (V - Q)], or for the reverse KL divergence XQL's Gumbel regression."""

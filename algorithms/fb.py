@@ -33,6 +33,9 @@ class FBConfig(ZeroShotSettings):
     """Settings of forward-backward representations; the defaults are those for ExORL."""
 
     name: str = "fb"
+    orthonormality: float = setting(
+        1.0, "weight of the loss that keeps B's coordinates orthonormal over the data", low=0.0
+    )
     norm_tanh: list[str] = setting(
         list(PARTS),
         "networks whose first layer is linear, LayerNorm, tanh (the others': linear, ReLU): inputs, those that read "
@@ -67,10 +70,9 @@ class FBActor(ZeroShotActor):
 
 
 @register("algo", "fb")
-class FB(ZeroShot):
+class FB(ZeroShot[FBConfig]):
     """F . B learns the discounted visits of every policy pi(., z) by the Bellman equation; pi(., z) maximises F . z."""
 
-    Config = FBConfig
     actor_class = FBActor
 
     @property
@@ -112,10 +114,8 @@ class FB(ZeroShot):
         draw, penalty_key = rng.split(key)
         next_actions = self.actions(state.params["actor"], batch["next_observations"], z, draw)
         target = self.target_measure(state, batch, next_actions, z)
-        f, b = (
-            self.forward_map(params, batch["observations"], batch["actions"], z),
-            self.backward_map(params, batch["next_observations"]),
-        )
+        f = self.forward_map(params, batch["observations"], batch["actions"], z)
+        b = self.backward_map(params, batch["next_observations"])
         m = measure(f, b)
         bellman, orthonormality = measure_loss(m, target, c.discount * batch["masks"]), orthonormality_loss(b)
         loss = bellman + c.orthonormality * orthonormality
@@ -129,7 +129,7 @@ class FB(ZeroShot):
             penalty = self.penalty(params, state, batch, z, penalty_key, f, b)
             weight = self.weight(state)
             loss = loss + weight * penalty
-            metrics = {**metrics, "conservative/penalty": penalty, "conservative/weight": weight}
+            metrics |= {"conservative/penalty": penalty, "conservative/weight": weight}
         return loss, {**metrics, "fb/loss": loss}
 
     def weight(self, state: TrainState) -> Tensor:
@@ -171,8 +171,9 @@ class FB(ZeroShot):
 
     def lagrange_loss(self, lagrange: Params, state: TrainState, penalty: Tensor) -> Loss:
         """-weight (penalty - penalty_target) / 2."""
-        weight = self.apply("lagrange", lagrange).clamp(max=LARGEST_WEIGHT)
-        loss = -0.5 * weight * (penalty - self.config.penalty_target)
+        weight, penalty_target = self.apply("lagrange", lagrange).clamp(max=LARGEST_WEIGHT), self.config.penalty_target
+        assert penalty_target is not None
+        loss = -0.5 * weight * (penalty - penalty_target)
         return loss, {"conservative/weight_loss": loss}
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, z: Tensor, key: Tensor) -> Loss:
@@ -183,11 +184,11 @@ class FB(ZeroShot):
         return loss, {"actor/loss": loss, "actor/action": actions.abs().mean()}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        keys = rng.split(key, 3)
-        z = self.draw_z(state, batch, keys[0])
-        state, metrics = self.descend(state, "representation", self.representation_loss, batch, z, keys[1])
+        z_key, loss_key, actor_key = rng.split(key, 3)
+        z = self.draw_z(state, batch, z_key)
+        state, metrics = self.descend(state, "representation", self.representation_loss, batch, z, loss_key)
         if self.learns_weight:  # after the penalty that it weighs; the reference's code moves it before
             state, weight = self.descend(state, "lagrange", self.lagrange_loss, metrics["conservative/penalty"])
             metrics = {**metrics, **weight}
-        state, actor = self.descend(state, "actor", self.actor_loss, batch, z, keys[2])
+        state, actor = self.descend(state, "actor", self.actor_loss, batch, z, actor_key)
         return self.polyak(state, "representation"), {**metrics, **actor}

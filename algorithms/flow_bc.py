@@ -55,10 +55,9 @@ class FlowActor(ChunkActor):
 
 
 @register("algo", "flow_bc")
-class FlowBC(Algorithm):
+class FlowBC(Algorithm[FlowBCConfig]):
     """Learn the velocity from noise to the data's chunks of actions; act by integrating it."""
 
-    Config = FlowBCConfig
     traits = Traits(actions=("continuous",))
     actor_class = FlowActor
 

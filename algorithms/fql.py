@@ -47,14 +47,13 @@ class OneStepActor(Actor):
 
 
 @register("algo", "fql")
-class FQL(WithCritic, Algorithm):
+class FQL(WithCritic, Algorithm[FQLConfig]):
     """A flow clones the data's actions; a one-step policy maps the same noise to nearly the same actions, and climbs Q.
 
     All losses of an update read the parameters of before it, as in the authors' code, where they are one loss; so does
     the target critic, which follows the critics of before the update. Modules: critic, flow, and actor, which maps
     noise to an action in one step."""
 
-    Config = FQLConfig
     traits = Traits(targets=("critic",), critic_modules=("critic",), actions=("continuous",))
     actor_class = OneStepActor
 
@@ -107,12 +106,12 @@ class FQL(WithCritic, Algorithm):
         return flow.integrate(lambda x, t: self.apply("flow", field, observations, x, t), z, self.config.flow_steps)
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        keys = rng.split(key, 3)
+        critic_key, flow_key, actor_key = rng.split(key, 3)
         return self.simultaneous(
             state,
-            self.descend(state, "critic", self.critic_loss, batch, keys[0]),
-            self.descend(state, "flow", self.flow_loss, batch, keys[1]),
-            self.descend(state, "actor", self.actor_loss, batch, keys[2]),
+            self.descend(state, "critic", self.critic_loss, batch, critic_key),
+            self.descend(state, "flow", self.flow_loss, batch, flow_key),
+            self.descend(state, "actor", self.actor_loss, batch, actor_key),
         )
 
     def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offrl import losses, registry, rng
+from offrl import losses, rng
 from offrl.algorithm import (
     Batch,
     Carry,
@@ -30,7 +30,7 @@ from offrl.data.samplers.sequences import STEPS, VALID
 from offrl.families.goal_conditioned import required_goals
 from offrl.families.sequence import GoalHistory, History, SequenceActor, SequenceModel, SequenceSettings, masked_mean
 from offrl.families.subgoals import Candidates, Subgoals
-from offrl.families.teacher import CHUNK, TeacherSettings, values_requirement
+from offrl.families.teacher import CHUNK, TeacherSettings, make_teacher, values_requirement
 from offrl.pretrained import Pretrained, Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
@@ -94,7 +94,7 @@ class GADTActor(SequenceActor):
 
 
 @register("algo", "gadt")
-class GADT(SequenceModel):
+class GADT(SequenceModel[GADTConfig]):
     """A high level sets the state to be in k steps from now, and a transformer goes to it: the data's own state k steps
     later while it learns, a subgoal of the high level when it acts.
 
@@ -104,7 +104,6 @@ class GADT(SequenceModel):
     `offrl.families.subgoals` chooses among states of the data. The goal itself is seen by the high level alone.
     """
 
-    Config = GADTConfig
     traits = Traits(goal_conditioned=True)
     actor_class = GADTActor
 
@@ -114,9 +113,8 @@ class GADT(SequenceModel):
 
     def modules(self) -> Any:
         c = self.config
-        settings = c.values_settings or {"name": "hiql", **hiql_settings(c)}
-        kind = registry.get("algo", settings["name"])
-        self.subgoals = Subgoals.from_algorithm(kind(kind.Config(**settings), self.spec), c.subgoal_steps)
+        teacher = make_teacher(c, self.spec, {"name": "hiql", **hiql_settings(c)})
+        self.subgoals = Subgoals.from_algorithm(teacher, c.subgoal_steps)
         return super().modules()
 
     def extra(self, params: dict[str, Params]) -> Tree:

@@ -23,10 +23,8 @@ class GCBCConfig(GoalSettings):
 
 
 @register("algo", "gcbc")
-class GCBC(GoalConditioned):
+class GCBC(GoalConditioned[GCBCConfig]):
     """Minimise -log N(a; f(s, g), I), with g a later state of the trajectory. No trajectories are stitched together."""
-
-    Config = GCBCConfig
 
     def modules(self) -> dict[str, nn.Module]:
         return {"actor": self.make_actor()}

@@ -39,12 +39,11 @@ class GCIQLConfig(GoalStepSettings):
 
 
 @register("algo", "gciql")
-class GCIQL(GoalConditioned):
+class GCIQL(GoalConditioned[GCIQLConfig]):
     """V(s, g) is an expectile of the smaller of twin Q(s, g, a); Q regresses on -1 + discount V(s', g), until the goal
     is reached.
     """
 
-    Config = GCIQLConfig
     traits = replace(GoalConditioned.traits, targets=("critic",))
     subgoal_kind = "state"
 

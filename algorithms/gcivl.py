@@ -35,14 +35,13 @@ class GCIVLConfig(GoalStepSettings):
 
 
 @register("algo", "gcivl")
-class GCIVL(GoalConditioned):
+class GCIVL(GoalConditioned[GCIVLConfig]):
     """V(s, g) of a reward of -1 until the goal is reached, by expectile regression on (s, s') alone; a policy by
     weighted imitation.
 
     V of the best that happened is too high where the dynamics are random. The policy's advantage is V(s', g) - V(s, g).
     """
 
-    Config = GCIVLConfig
     traits = replace(GoalConditioned.traits, targets=("value",))
     subgoal_kind = "state"
 

@@ -16,6 +16,7 @@ from offrl.data.samplers.goals import (
 from offrl.families.goal_conditioned import GoalConditioned, awr_loss, concatenate, goal_target
 from offrl.families.hierarchical import Hierarchical, SubgoalSettings
 from offrl.registry import register
+from offrl.settings.field import setting
 
 
 @dataclass
@@ -23,17 +24,18 @@ class HIQLConfig(SubgoalSettings):
     """Settings of HIQL."""
 
     name: str = "hiql"
+    high_temperature: float = setting(
+        3.0, "beta of the high level: multiplies the advantage in the exponent (explore: 10)", low=0.0
+    )
 
 
 @register("algo", "hiql")
-class HIQL(Hierarchical, GoalConditioned):
+class HIQL(Hierarchical[HIQLConfig], GoalConditioned[HIQLConfig]):
     """One V for both levels: far goals have noisy values, but the difference over k steps stands out where that over
     one does not.
 
     Modules "value" (V and phi), "actor" (the low level pi_l), "high" (pi_h), and "adjacency" with adjacency_weight.
     """
-
-    Config = HIQLConfig
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch) -> Loss:
         """E |tau - 1(A < 0)| (r + gamma V'(s', g) - V(s, g))^2 (equation 4) of both V, A = r + gamma min V'(s', g) -

@@ -89,14 +89,13 @@ class BestDenoisedActor(BestOfActor):
 
 
 @register("algo", "idql")
-class IDQL(WithCritic, Algorithm):
+class IDQL(WithCritic, Algorithm[IDQLConfig]):
     """IQL's V and Q, which see the data's actions alone, beside a diffusion model that clones all that the data do; the
     one of N of its actions that the target critics value most is played.
 
     Modules: value, critic, and actor, the denoiser. `extra` holds what acts: the averaged denoiser, and a copy of the
     target critics."""
 
-    Config = IDQLConfig
     traits = Traits(
         targets=("critic",), policy_modules=("actor", "value"), critic_modules=("critic",), actions=("continuous",)
     )
@@ -141,15 +140,15 @@ class IDQL(WithCritic, Algorithm):
         )
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        keys = rng.split(key, 3)
-        state, actor = self.descend(state, "actor", self.actor_loss, batch, keys[0])
+        actor_key, value_key, critic_key = rng.split(key, 3)
+        state, actor = self.descend(state, "actor", self.actor_loss, batch, actor_key)
         average = {
             k: torch.lerp(v, state.params["actor"][k], self.config.average) for k, v in state.extra["average"].items()
         }
-        q = self.critic.min_q(self.critic.target_critics(state, keys[1]), batch["observations"], batch["actions"])
+        q = self.critic.min_q(self.critic.target_critics(state, value_key), batch["observations"], batch["actions"])
         state, value = self.descend(state, "value", self.value_loss, batch, q)
         # with the new V, as the authors' code
-        state, critic = self.descend(state, "critic", self.critic_loss, batch, keys[2])
+        state, critic = self.descend(state, "critic", self.critic_loss, batch, critic_key)
         state = self.polyak(self.critic.regularised(state), "critic")
         target = {k: v.clone() for k, v in state.target["critic"].items()}
         return state.with_extra(average=average, target=target), {**actor, **value, **critic}

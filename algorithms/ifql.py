@@ -33,7 +33,7 @@ class IFQLConfig(FlowSettings):
 
 
 @register("algo", "ifql")
-class IFQL(WithCritic, Algorithm):
+class IFQL(WithCritic, Algorithm[IFQLConfig]):
     """IQL's V and Q, which see the data's actions alone, beside a flow that clones all that the data do; the best of N
     of its actions is played.
 
@@ -41,7 +41,6 @@ class IFQL(WithCritic, Algorithm):
     the target critic, which follows the critics of before the update. Modules: value, critic, and actor, the flow.
     """
 
-    Config = IFQLConfig
     traits = Traits(
         targets=("critic",), policy_modules=("actor", "critic"), critic_modules=("critic",), actions=("continuous",)
     )
@@ -75,10 +74,10 @@ class IFQL(WithCritic, Algorithm):
         return loss, {"actor/loss": loss}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        keys = rng.split(key, 3)
+        value_key, critic_key, actor_key = rng.split(key, 3)
         return self.simultaneous(
             state,
-            self.descend(state, "value", self.value_loss, batch, keys[0]),
-            self.descend(state, "critic", self.critic_loss, batch, keys[1]),
-            self.descend(state, "actor", self.actor_loss, batch, keys[2]),
+            self.descend(state, "value", self.value_loss, batch, value_key),
+            self.descend(state, "critic", self.critic_loss, batch, critic_key),
+            self.descend(state, "actor", self.actor_loss, batch, actor_key),
         )

@@ -27,11 +27,10 @@ class ILQLConfig(ValueGuidedSettings):
 
 
 @register("algo", "ilql")
-class ILQL(ValueGuided, TextAlgorithm):
+class ILQL(ValueGuided[ILQLConfig], TextAlgorithm[ILQLConfig]):
     """Values of tokens: Q follows r + gamma V(next), V an expectile of the smaller target Q, and CQL's term keeps
     unseen tokens low. Means are over the tokens of actions; a state h is a history up to a token a."""
 
-    Config = ILQLConfig
     traits = replace(TextAlgorithm.traits, targets=("value",), policy_modules=("value",))
     q_heads, v_heads = ("q1", "q2"), ("v",)
 
@@ -67,15 +66,11 @@ class ILQL(ValueGuided, TextAlgorithm):
         states, tokens = states_and_tokens(hidden, batch)
         q1, q2, v = values(value, "outputs", states, "q1", "q2", "v")
         qs = values.of_tokens(q1, tokens), values.of_tokens(q2, tokens)
-        q_loss, v_loss, cql = (
-            self.q_loss(qs, value, hidden, batch),
-            self.v_loss(v, state, batch),
-            self.cql_loss(q1, q2, tokens, batch),
-        )
-        loss, means = (
-            q_loss + v_loss + c.conservative_weight * cql,
-            {"value/q": values.head.mean(qs[0]), "value/v": values.v_head.mean(v)},
-        )
+        q_loss = self.q_loss(qs, value, hidden, batch)
+        v_loss = self.v_loss(v, state, batch)
+        cql = self.cql_loss(q1, q2, tokens, batch)
+        loss = q_loss + v_loss + c.conservative_weight * cql
+        means = {"value/q": values.head.mean(qs[0]), "value/v": values.v_head.mean(v)}
         metrics = {"value/q_loss": q_loss, "value/v_loss": v_loss, "value/conservative": cql}
         metrics |= {name: (x * share).sum() for name, x in means.items()}
         return self.with_cloning(loss, metrics, value, hidden, batch)

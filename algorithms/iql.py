@@ -9,22 +9,32 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from offrl import losses
-from offrl.algorithm import Actor, Algorithm, Batch, Loss, Params, TrainState, Update
-from offrl.families import in_sample
-from offrl.families.critics import Critic, Value, Values, WithCritic
-from offrl.families.in_sample import InSampleSettings
+from offrl.actor import Actor, MemorylessActor, NoisyActor
+from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Update
+from offrl.families.critics import ActorScheduleSettings, Critic, CriticSettings, Value, Values, WithCritic
+from offrl.nn import Deterministic, make_policy
 from offrl.registry import register
-from offrl.settings.field import setting
+from offrl.settings.field import defaults, setting
 
 
 @dataclass
-class IQLConfig(InSampleSettings):
+@defaults(init="orthogonal")
+class IQLConfig(ActorScheduleSettings, CriticSettings):
     """Settings of IQL; the defaults are the authors' for D4RL's locomotion tasks."""
 
     name: str = "iql"
     expectile: float = setting(
         0.7, "tau: 0.5 values the data's policy, 1.0 the best action in the data", low=0.0, high=1.0
     )
+    temperature: float = setting(3.0, "beta: multiplies the advantage in the exponent; larger is greedier", low=0.0)
+    max_weight: float = setting(100.0, "cap of the exponential weights", low=0.0)
+    policy: str = setting(
+        "gaussian",
+        "gaussian (as published), tanh_gaussian, unit_gaussian (as OGBench), deterministic with squared error "
+        "(discrete: categorical)",
+        choices=("gaussian", "tanh_gaussian", "unit_gaussian", "deterministic"),
+    )
+    dropout: float = setting(0.0, "dropout rate of the policy", low=0.0, high=0.99, structural=True)
     update_order: str = setting(
         "sequential",
         "sequential: V, the policy by the new V and the target critics, the critics (as published); simultaneous: all "
@@ -34,15 +44,15 @@ class IQLConfig(InSampleSettings):
 
 
 @register("algo", "iql")
-class IQL(WithCritic, Algorithm):
+class IQL(WithCritic, Algorithm[IQLConfig]):
     """Expectile V, one-step Q, advantage-weighted policy: no action outside the data is ever evaluated."""
 
-    Config = IQLConfig
-
     def modules(self) -> dict[str, nn.Module]:
-        self.value = Value(self.config, self.spec)
-        actor = in_sample.make_actor(self.config, self.spec)
-        self.critic = Critic(self.config, self.spec)
+        c, s = self.config, self.spec
+        self.value = Value(c, s)
+        form = {"activation": c.activation, "dropout": c.dropout, "init": c.init}
+        actor = make_policy(c.policy, s.observation_dim, s.action_dim, s.num_actions, c.hidden, **form)
+        self.critic = Critic(c, s)
         return {"value": self.value.network, "actor": actor, "critic": self.critic.network}
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> Loss:
@@ -83,4 +93,4 @@ class IQL(WithCritic, Algorithm):
         return self.polyak(state, "critic"), {**value, **actor, **critic}
 
     def actor(self, state: TrainState) -> Actor:
-        return in_sample.actor_of(self, state)
+        return (NoisyActor if isinstance(self.policy, Deterministic) else MemorylessActor)(self, state)

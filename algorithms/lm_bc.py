@@ -33,10 +33,8 @@ class LMBCConfig(TextSettings):
 
 
 @register("algo", "lm_bc")
-class LMBC(TextAlgorithm):
+class LMBC(TextAlgorithm[LMBCConfig]):
     """Minimise -log pi(token), the mean over all tokens of actions (LMRL-Gym, arXiv 2311.18232)."""
-
-    Config = LMBCConfig
 
     def modules(self) -> dict[str, nn.Module]:
         policy = language_model(self.config)
@@ -51,10 +49,8 @@ class LMBC(TextAlgorithm):
         """-E log pi(a|h) over the tokens a of actions, and `observation_weight` times the same over those of
         observations.
         """
-        hidden, logits = (
-            self.apply("policy", policy, "hidden", batch[IDS]),
-            partial(self.apply, "policy", policy, "logits"),
-        )
+        hidden = self.apply("policy", policy, "hidden", batch[IDS])
+        logits = partial(self.apply, "policy", policy, "logits")
         loss = cross_entropy(logits, hidden, batch)
         metrics = {"policy/loss": loss}
         if not self.config.observation_weight:

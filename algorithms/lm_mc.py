@@ -24,10 +24,9 @@ class LMMCConfig(ValueGuidedSettings):
 
 
 @register("algo", "lm_mc")
-class LMMC(ValueGuided, TextAlgorithm):
+class LMMC(ValueGuided[LMMCConfig], TextAlgorithm[LMMCConfig]):
     """Q(token) is fitted to the return that followed it, discounted for each token, with CQL's term."""
 
-    Config = LMMCConfig
     traits = replace(TextAlgorithm.traits, policy_modules=("value",))
 
     def sampler(self) -> Sampler:

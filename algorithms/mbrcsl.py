@@ -184,7 +184,7 @@ class MBRCSLConfig(OutcomeSettings):
 
 
 @register("algo", "mbrcsl")
-class MBRCSL(OutcomeConditioned):
+class MBRCSL(OutcomeConditioned[MBRCSLConfig]):
     """Return-conditioned learning from complete rollouts of a clone of the data's behaviour in a learnt model, those
     with a larger return than any in the data; acts with their return as target (algorithm 1). Where the data's episodes
     cross, rollouts change over.
@@ -193,7 +193,6 @@ class MBRCSL(OutcomeConditioned):
     rollouts.
     """
 
-    Config = MBRCSLConfig
     traits = Traits(actions=("continuous",))
 
     @classmethod
@@ -223,7 +222,7 @@ class MBRCSL(OutcomeConditioned):
         )
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+    def fit_config(cls, config: MBRCSLConfig, dataset: Dataset, grid: Grid = None) -> MBRCSLConfig:
         """`config` with a quantile of the imagined episodes' returns as target: the largest may be an error of the
         model.
         """

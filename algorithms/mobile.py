@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Batch, Dataset, Loss, Params, TrainState, Tree, Update
+from offrl.algorithm import Batch, Dataset, Loss, Params, TrainState, Tree
 from offrl.errors import UserError
 from offrl.families.critics import Target, Values
 from offrl.families.sac import SoftActorCritic
@@ -45,14 +45,12 @@ class MOBILEConfig(ModelBasedSettings):
 
 
 @register("algo", "mobile")
-class MOBILE(LearnsInModel, SoftActorCritic):
+class MOBILE(LearnsInModel[MOBILEConfig], SoftActorCritic[MOBILEConfig]):
     """SAC on the data's transitions and imagined ones, whose targets are penalised by how much the elites' Bellman
     backups differ.
 
     The losses of the policy and of the entropy's weight are SAC's.
     """
-
-    Config = MOBILEConfig
 
     def modules(self) -> dict[str, nn.Module]:
         c = self.config
@@ -96,10 +94,8 @@ class MOBILE(LearnsInModel, SoftActorCritic):
     def best_target(self, state: TrainState, actor: Params, batch: Batch, key: Tensor, count: int) -> Target:
         """The target with, for V(s'), the smallest over critics of each one's best of `count` actions, as in the
         authors' code: the other order, that of CQL, is more cautious."""
-        observations, target_critics = (
-            batch["next_observations"],
-            self.critic.target_critics(state, rng.fold_in(key, 100)),
-        )
+        observations = batch["next_observations"]
+        target_critics = self.critic.target_critics(state, rng.fold_in(key, 100))
         action, log_p = self.sample(actor, observations, key, count)
         logits = self.critic.logits(target_critics, observations, action)  # [E, M, B, out_dim]
         best = self.critic.head.mean(logits).argmax(1)  # [E, B]
@@ -125,6 +121,3 @@ class MOBILE(LearnsInModel, SoftActorCritic):
             value = value.clamp(min=c.min_target)
         loss, loss_metrics = self.critic.loss(critic, batch, target._replace(value=value), key)
         return loss, {**loss_metrics, **metrics}
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        return super().update(state, self.rollouts.mixed(state, batch, rng.fold_in(key, 301)), key, phase=phase)

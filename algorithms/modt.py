@@ -97,7 +97,7 @@ class MODTConfig(TargetReturnSettings, SequenceSettings):
 class MODTNet(StepPolicy):
     """The policy, the region of its next action, the next observation and the next return to go."""
 
-    def __init__(self, sizes: Mapping[str, int], config: Any, spec: Any) -> None:
+    def __init__(self, sizes: Mapping[str, int], config: MODTConfig, spec: Any) -> None:
         super().__init__(sizes, config, spec, output_kind="region")
         self.region = Affine(config.width, config.regions)
         self.next = Affine(config.width, spec.observation_dim)
@@ -150,7 +150,7 @@ class MODTActor(TargetReturnActor):
 
 
 @register("algo", "modt")
-class MODT(SequenceModel):
+class MODT(SequenceModel[MODTConfig]):
     """DT that also predicts the next observation and return, so that its attention serves all three, and acts in two
     steps: first the region of the action, then the action.
 
@@ -159,7 +159,6 @@ class MODT(SequenceModel):
     transformer's outputs, as in that paper's upper bound.
     """
 
-    Config = MODTConfig
     traits = Traits(actions=("continuous",))  # a region of a discrete action is the action itself
     actor_class = MODTActor
 
@@ -187,7 +186,7 @@ class MODT(SequenceModel):
 
     def scaled(self, returns: Tensor) -> Tensor:
         """Returns as the network has them."""
-        return returns / self.config.return_scale
+        return returns / self.config.scale
 
     def sampler(self) -> Sampler:
         return dataclasses.replace(super().sampler(), derived_columns=self.divide)  # type: ignore[type-var]
@@ -220,9 +219,8 @@ class MODT(SequenceModel):
         inputs = self.tokens(batch), batch[STEPS], batch[VALID], key
         outputs = self.apply("actor", actor, *inputs)
         objectives = self.objectives(outputs, batch)
-        if self.config.weights:
-            weights = self.config.weights
-        else:
+        weights: Any = self.config.weights
+        if not weights:
             fixed, hidden = {k: v.detach() for k, v in actor.items()}, {k: h.detach() for k, h in outputs[-1].items()}
 
             def objective(h: dict[str, Tensor], i: int) -> Tensor:

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from offrl import rng
-from offrl.algorithm import Batch, TrainState, Update
 from offrl.families.sac import SoftActorCritic
 from offrl.registry import register
 from offrl.settings.field import defaults
@@ -28,18 +26,13 @@ class MOPOConfig(ModelBasedSettings):
 
 
 @register("algo", "mopo")
-class MOPO(LearnsInModel, SoftActorCritic):
+class MOPO(LearnsInModel[MOPOConfig], SoftActorCritic[MOPOConfig]):
     """SAC on the data's transitions and on rollouts in a model, whose rewards are penalised where the model is
     uncertain (algorithm 1).
 
     The losses are SAC's; rewards stay as they were when they were imagined.
     """
 
-    Config = MOPOConfig
-
     def judged(self, source: ModelSource, outcome: Outcome, uncertainty: Tensor) -> tuple[Tensor, Tensor]:
         """r - lambda u(s, a), the uncertainty-penalised reward of section 4.2, and the model's own terminations."""
         return outcome.rewards - self.config.penalty * uncertainty, outcome.terminations
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        return super().update(state, self.rollouts.mixed(state, batch, rng.fold_in(key, 301)), key, phase=phase)

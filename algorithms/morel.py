@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from offrl import rng
-from offrl.algorithm import Batch, Dataset, Grid, Metrics, TrainState, Tree, Update
+from offrl.algorithm import Dataset, Grid, Metrics, Tree
 from offrl.errors import UserError, warn
 from offrl.families.sac import SoftActorCritic
 from offrl.registry import register
@@ -59,17 +57,15 @@ SCALES = {"deviations": 3.0, "quantile": 0.95, "maximum": 1.0}
 
 
 @register("algo", "morel")
-class MOReL(LearnsInModel, SoftActorCritic):
+class MOReL(LearnsInModel[MOReLConfig], SoftActorCritic[MOReLConfig]):
     """Rollouts end in HALT, with a large negative reward, where the model does not know (definition 3, the pessimistic
     MDP).
 
     HALT is a termination: its value is the one reward, not an endless sum of such rewards. Known steps keep the model's
     rewards."""
 
-    Config = MOReLConfig
-
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+    def fit_config(cls, config: MOReLConfig, dataset: Dataset, grid: Grid = None) -> MOReLConfig:
         """`config` with HALT's reward inside the bins' range, where that is found from the data. Warns of a HALT that
         would pay.
         """
@@ -140,6 +136,3 @@ class MOReL(LearnsInModel, SoftActorCritic):
         unknown = (imagined.valid & (imagined.uncertainty > self.limit(source))).any(0).float()
         share = unknown.sum() / imagined.valid[0].float().sum().clamp(min=1.0)
         return {**super().describe(source, imagined), "rollout/halted": share, "rollout/limit": self.limit(source)}
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        return super().update(state, self.rollouts.mixed(state, batch, rng.fold_in(key, 301)), key, phase=phase)

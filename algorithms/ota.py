@@ -35,13 +35,16 @@ class OTAConfig(SubgoalSettings):
     """Settings of OTA."""
 
     name: str = "ota"
+    high_temperature: float = setting(
+        3.0, "beta of the high level: multiplies the advantage in the exponent (explore: 10)", low=0.0
+    )
     option_steps: int = setting(
         5, "n: the high level's values look so many steps ahead at once (longer mazes: more)", low=1
     )
 
 
 @register("algo", "ota")
-class OTA(Hierarchical, GoalConditioned):
+class OTA(Hierarchical[OTAConfig], GoalConditioned[OTAConfig]):
     """HIQL whose high level has values of its own, that of options of n steps: one reward of -1 and one discount for
     each of them.
 
@@ -50,7 +53,6 @@ class OTA(Hierarchical, GoalConditioned):
     "high" (pi_h), and "adjacency" with adjacency_weight.
     """
 
-    Config = OTAConfig
     heads = ("low", "high")
 
     def sampler(self) -> GoalSampler:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -91,7 +90,7 @@ class QCActor(ChunkActor):
 
 
 @register("algo", "qc")
-class QC(WithCritic, Algorithm):
+class QC(WithCritic, Algorithm[QCConfig]):
     """TD over h steps with chunks of h actions as single actions of D = h A numbers, and a flow that clones the data's
     chunks.
 
@@ -99,12 +98,11 @@ class QC(WithCritic, Algorithm):
     the target critic, which follows the critics of before the update. Modules: critic, flow, and with actor_type=distil
     actor, which maps noise to a chunk."""
 
-    Config = QCConfig
     traits = Traits(targets=("critic",), critic_modules=("critic",), actions=("continuous",), n_step=False)
     actor_class = QCActor
 
     @classmethod
-    def traits_for(cls, config: Any) -> Traits:
+    def traits_for(cls, config: QCConfig) -> Traits:
         acts = ("actor",) if config.actor_type == "distil" else ("flow", "critic")
         single = config.length == 1 or not config.chunked  # else Q is of chunks, and no single action has one
         return dataclasses.replace(cls.traits, policy_modules=acts, critic_modules=("critic",) if single else ())
@@ -197,13 +195,13 @@ class QC(WithCritic, Algorithm):
         return loss, {**metrics, "actor/clipped": (chunk.detach().abs() > 1.0).float().mean()}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        keys = rng.split(key, 3)
+        critic_key, flow_key, actor_key = rng.split(key, 3)
         steps = [
-            self.descend(state, "critic", self.critic_loss, batch, keys[0]),
-            self.descend(state, "flow", self.flow_loss, batch, keys[1]),
+            self.descend(state, "critic", self.critic_loss, batch, critic_key),
+            self.descend(state, "flow", self.flow_loss, batch, flow_key),
         ]
         if self.config.actor_type == "distil":
-            steps.append(self.descend(state, "actor", self.actor_loss, batch, keys[2]))
+            steps.append(self.descend(state, "actor", self.actor_loss, batch, actor_key))
         return self.simultaneous(state, *steps)
 
     def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor | None:

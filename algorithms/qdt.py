@@ -54,7 +54,7 @@ def relabel(rewards: np.ndarray, values: np.ndarray, start: np.ndarray, end: np.
 
 
 @register("algo", "qdt")
-class QDT(SequenceModel):
+class QDT(SequenceModel[QDTConfig]):
     """DT that learns from returns which a good policy could have earned from where the data went, by CQL's values.
 
     Each return is relabelled by itself, so those of an episode need not add up. Within a window they do, as when
@@ -65,7 +65,6 @@ class QDT(SequenceModel):
     the largest relabelled return from a first step as the default.
     """
 
-    Config = QDTConfig
     actor_class = TargetReturnActor
 
     @classmethod

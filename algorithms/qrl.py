@@ -49,14 +49,12 @@ class QRLConfig(GoalValueSettings):
 
 
 @register("algo", "qrl")
-class QRL(GoalConditioned):
+class QRL(GoalConditioned[QRLConfig]):
     """The largest quasimetric under which no step of the data is longer than 1 is the number of steps to the goal.
 
     States and goals are pushed apart, one step's distance is held at 1 by a multiplier that rises while the constraint
     is violated, and, with learner=ddpg_bc, a model of what actions do to the latent lets the distance judge them.
     Assumes that dynamics are deterministic."""
-
-    Config = QRLConfig
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
@@ -92,10 +90,8 @@ class QRL(GoalConditioned):
             self.apply("value", value, "encode", batch[k].flatten(1))
             for k in ("observations", "next_observations", VALUE_GOALS)
         )
-        distance, step = (
-            self.apply("value", value, "between", x, goal),
-            self.apply("value", value, "between", x, next_x),
-        )
+        distance = self.apply("value", value, "between", x, goal)
+        step = self.apply("value", value, "between", x, next_x)
         repulsion = SPREAD_SCALE * F.softplus(c.softplus_offset - distance / SPREAD_SCALE).mean()
         excess = (step - 1.0).clamp(min=0.0).square().mean()
         multiplier = self.apply("value", value, "multiplier")

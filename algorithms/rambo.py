@@ -4,10 +4,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -76,7 +75,7 @@ def log_mixture(mean: Tensor, std: Tensor, x: Tensor) -> Tensor:
 
 
 @register("algo", "rambo")
-class RAMBO(LearnsInModel, SoftActorCritic):
+class RAMBO(LearnsInModel[RAMBOConfig], SoftActorCritic[RAMBOConfig]):
     """The model plays against the policy: it learns to lower the policy's value, and stays near what explains the data
     (algorithm 1).
 
@@ -87,10 +86,8 @@ class RAMBO(LearnsInModel, SoftActorCritic):
     ended, a new state of the data begins.
     """
 
-    Config = RAMBOConfig
-
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+    def fit_config(cls, config: RAMBOConfig, dataset: Dataset, grid: Grid = None) -> RAMBOConfig:
         """The config completed from the data. Raises UserError for settings that contradict each other."""
         if config.random_rollouts and config.candidates > 1:
             raise UserError(
@@ -131,7 +128,7 @@ class RAMBO(LearnsInModel, SoftActorCritic):
                 "likelihood (algo=dynamics with loss=likelihood), or leave world_model= out"
             )
         shape = [model.members, model.history, int(model.learns_ending), *model.config.hidden]
-        return dataclasses.replace(config, algo=dataclasses.replace(config.algo, world_model_shape=shape))
+        return replace(config, algo=replace(config.algo, world_model_shape=shape))
 
     def modules(self) -> dict[str, nn.Module]:
         members, history, ending, *hidden = model_shape(self.config)
@@ -202,8 +199,7 @@ class RAMBO(LearnsInModel, SoftActorCritic):
     # ---- the model against the policy
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        mixture = self.rollouts.mixed(state, batch, rng.fold_in(key, 301))
-        state, metrics = super().update(state, mixture, key, phase=phase)
+        state, metrics = super().update(state, batch, key, phase=phase)
         rate = self.config.model_learning_rate
         if not isinstance(rate, Tensor) and rate == 0.0:  # in a grid it is one: an update at 0 changes nothing either
             return state, metrics

@@ -51,15 +51,13 @@ class ReBRACConfig(TD3Settings):
 
 
 @register("algo", "rebrac")
-class ReBRAC(TD3):
+class ReBRAC(TD3[ReBRACConfig]):
     """TD3 with deeper critics that have LayerNorm, and a penalty in the actor's loss and one of its own in the critics'
     target.
 
     Distances are sums over action dimensions, as in the authors' code; TD3+BC's is a mean. The authors move the actor's
     target towards the actor of before its step; here it is the one of after it, as in TD3.
     """
-
-    Config = ReBRACConfig
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +36,7 @@ class ReCOILConfig(SteepValueSettings):
         "reverse_kl: V is this times log E[exp(Q / this)] over the data's actions; to be raised where Q diverges",
         low=1e-3,
     )
+    gumbel_clip: float = setting(7.0, "largest (Q - V) / gumbel_temperature in the exponent", low=0.0)
     implicit_maximum: str = setting(
         "reverse_kl",
         "how V becomes the largest Q of the data: as in XQL or as in IQL",
@@ -55,18 +55,17 @@ class ReCOILConfig(SteepValueSettings):
 
 
 @register("algo", "recoil")
-class ReCOIL(SteepValue):
+class ReCOIL(SteepValue[ReCOILConfig]):
     """Q is pulled to `value_gap` on the expert's transitions and falls, by Bellman's equation, away from them; V and
     the policy as in XQL.
 
     Rewards are never read. The data's batch, in which the expert's rows are as rare as they are in the data, trains V
     and the policy."""
 
-    Config = ReCOILConfig
     traits = dataclasses.replace(SteepValue.traits, n_step=False)
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+    def fit_config(cls, config: ReCOILConfig, dataset: Dataset, grid: Grid = None) -> ReCOILConfig:
         """Bins, where the value head has any, cover all targets: the data's rewards say nothing of them."""
         if config.value_head == "scalar" or config.value_range:
             return config

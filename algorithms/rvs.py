@@ -5,7 +5,6 @@ MBRCSL (arXiv 2310.19308) calls RCSL."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor
 
@@ -34,14 +33,12 @@ class RvSConfig(OutcomeSettings):
 
 
 @register("algo", "rvs")
-class RvS(OutcomeConditioned):
+class RvS(OutcomeConditioned[RvSConfig]):
     """Behaviour cloning whose network also sees the average reward of what came after, and when acting the target
     return; or a state that came after, uniform over the rest of the trajectory, and when acting the goal."""
 
-    Config = RvSConfig
-
     @classmethod
-    def traits_for(cls, config: Any) -> Traits:
+    def traits_for(cls, config: RvSConfig) -> Traits:
         return replace(cls.traits, goal_conditioned=config.condition == "goal")
 
     @property

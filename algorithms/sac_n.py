@@ -21,12 +21,10 @@ class SACNConfig(ManyCriticsSettings):
 
 
 @register("algo", "sac_n")
-class SACN(SoftActorCritic):
+class SACN(SoftActorCritic[SACNConfig]):
     """SAC with N critics: the smallest of many estimates is low where they disagree. The policy's and the entropy's
     losses are SAC's.
     """
-
-    Config = SACNConfig
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma (min_j Q'_j(s', a') - alpha log pi(a'|s')) - Q_i(s, a))^2, j = 1..N, summed over critics i

@@ -211,12 +211,11 @@ class SequenceRLConfig(TD3Settings):
 
 
 @register("algo", "sequence_rl")
-class SequenceRL(TD3):
+class SequenceRL(TD3[SequenceRLConfig]):
     """TD3+BC as it is, and a recurrent actor sigma that unrolls J actions from one state, each of which TD3+BC's first
     critic judges in the state that it is done in. Nothing bootstraps from sigma. Afterwards it acts D steps at a time,
     without model and critic."""
 
-    Config = SequenceRLConfig
     traits = dataclasses.replace(TD3.traits, policy_modules=("sequence", "actor"))
 
     @classmethod

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -22,7 +23,6 @@ from offrl.data.samplers.goals import (
     VALUE_SUBGOALS,
     WINDOW_STATES,
     HorizonSampler,
-    Mix,
 )
 from offrl.data.samplers.transitions import SPAN, Batch
 from offrl.errors import UserError
@@ -118,7 +118,7 @@ class SHARSAActor(GoalActor):
 
 
 @register("algo", "sharsa")
-class SHARSA(GoalConditioned):
+class SHARSA(GoalConditioned[SHARSAConfig]):
     """Two flows clone the data, subgoals n steps ahead and actions towards them; of many subgoals the one with the
     highest Q is pursued.
 
@@ -126,7 +126,6 @@ class SHARSA(GoalConditioned):
     of a goal that is d steps away. Modules: critic (twin Q of a subgoal) and value, high and actor (the flows), with
     `low_values` low_critic and low_value."""
 
-    Config = SHARSAConfig
     traits = replace(
         GoalConditioned.traits,
         targets=("critic",),
@@ -137,7 +136,7 @@ class SHARSA(GoalConditioned):
     actor_class = SHARSAActor
 
     @classmethod
-    def traits_for(cls, config: Any) -> Traits:
+    def traits_for(cls, config: SHARSAConfig) -> Traits:
         if not config.low_values:
             return cls.traits
         return replace(
@@ -152,12 +151,14 @@ class SHARSA(GoalConditioned):
                 "more ahead"
             )
         inputs = s.observation_dim + g
-        norm = {"layer_norm": c.actor_layer_norm, "layer_norm_epsilon": c.layer_norm_epsilon}
+        field = partial(
+            flow.Field, hidden=c.hidden, layer_norm=c.actor_layer_norm, layer_norm_epsilon=c.layer_norm_epsilon
+        )
         modules = {
             "critic": make_values(c, 2, inputs + g),
             "value": make_net(c, inputs, 1),
-            "high": flow.Field(inputs, g, c.hidden, **norm),
-            "actor": flow.Field(inputs, s.action_dim, c.hidden, **norm),
+            "high": field(inputs, g),
+            "actor": field(inputs, s.action_dim),
         }
         if c.low_values:
             modules |= {"low_critic": make_values(c, 2, inputs + s.action_dim), "low_value": make_net(c, inputs, 1)}
@@ -165,9 +166,7 @@ class SHARSA(GoalConditioned):
 
     def sampler(self) -> HorizonSampler:
         c, base = self.config, super().sampler()
-        low = (
-            Mix(c.value_current, c.value_trajectory, c.value_random, True, self.low_discount) if c.low_values else None
-        )
+        low = replace(c.value_mix, geometric=True, discount=self.low_discount) if c.low_values else None
         return HorizonSampler(base.value, base.actor, c.subgoal_steps, low=low)
 
     @property

@@ -168,7 +168,7 @@ class SkillActor(Actor):
 
 
 @register("algo", "skill_iql")
-class SkillIQL(WithCritic, Algorithm):
+class SkillIQL(WithCritic, Algorithm[SkillIQLConfig]):
     """IQL whose actions are skills of H steps: V(s), Q(s, z), and a policy over z that imitates the data's, weighted by
     advantage, and is kept near the skills' prior. A transition is H steps: the sum of their rewards, and discount**H of
     what follows.
@@ -179,7 +179,6 @@ class SkillIQL(WithCritic, Algorithm):
     decide whether it is the skills' turn.
     """
 
-    Config = SkillIQLConfig
     traits = Traits(targets=("critic",), n_step=False)  # Q is of skills, not of actions: it has no critic_modules
     actor_class = SkillActor
 
@@ -190,7 +189,7 @@ class SkillIQL(WithCritic, Algorithm):
         return {"skills": Requirement("skills", _skill_settings(c), steps=steps, label="skills", check=check_skills)}
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+    def fit_config(cls, config: SkillIQLConfig, dataset: Dataset, grid: Grid = None) -> SkillIQLConfig:
         explicit, config = bool(config.value_range), super().fit_config(config, dataset, grid)
         if config.value_range and not explicit and not config.discount_within:
             # of rewards of one sign, sums that are discounted once in H steps are larger by this at most
@@ -273,7 +272,7 @@ def check_skills(run: Pretrained) -> None:
         raise UserError(f"algo.skills: a run of {run.settings['name']} is none of algo=skills")
 
 
-def _skill_settings(config: Any) -> dict[str, Any]:
+def _skill_settings(config: SkillIQLConfig) -> dict[str, Any]:
     """Settings of the skills that are trained first."""
     c = config
     settings = {name: getattr(c, name) for name in ("skill_length", "skill_dim", "kl_weight", "recurrent_width")}

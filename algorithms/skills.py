@@ -56,7 +56,7 @@ class SkillNet(nn.Module):
 
 
 @register("algo", "skills")
-class Skills(Algorithm):
+class Skills(Algorithm[SkillsConfig]):
     """A trajectory segment of H actions is encoded as z, from which a decoder reconstructs them given the state and the
     step within the skill; beside it a prior learns the distribution of z at a state. It acts nowhere; `algo=skill_iql`
     requires it.
@@ -65,7 +65,6 @@ class Skills(Algorithm):
     whose encoder is an LSTM. A segment that the end of its episode cuts is shorter.
     """
 
-    Config = SkillsConfig
     traits = Traits(policy_modules=())
 
     def modules(self) -> dict[str, nn.Module]:

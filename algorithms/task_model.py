@@ -83,11 +83,10 @@ def through(net: nn.ModuleList, x: Tensor) -> Tensor:
 
 
 @register("algo", "task_model")
-class TaskModel(Algorithm):
+class TaskModel(Algorithm[TaskModelConfig]):
     """A model of the reward (or the next observation) given the transition and z, the task encoded from the transitions
     before it. It has no policy; `algo=meta_dt` takes it, and trains one where none is named."""
 
-    Config = TaskModelConfig
     traits = Traits(policy_modules=())
 
     def modules(self) -> dict[str, nn.Module]:

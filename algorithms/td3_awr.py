@@ -48,12 +48,10 @@ class TD3AWRConfig(TD3Settings):
 
 
 @register("algo", "td3_awr")
-class TD3AWR(TD3):
+class TD3AWR(TD3[TD3AWRConfig]):
     """ReBRAC that imitates an action the more the better it is: IQL's weights exp(temperature * (Q - V)), V an
     expectile of Q.
     """
-
-    Config = TD3AWRConfig
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec

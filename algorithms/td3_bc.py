@@ -19,10 +19,8 @@ class TD3BCConfig(TD3Settings):
 
 
 @register("algo", "td3_bc")
-class TD3BC(TD3):
+class TD3BC(TD3[TD3BCConfig]):
     """TD3 whose actor also imitates the data; the critics' loss and the update are TD3's."""
-
-    Config = TD3BCConfig
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> Loss:
         """E [(pi(s) - a)^2 - lambda Q_1(s, pi(s))] with lambda = alpha / E |Q_1(s, pi(s))| (section 5)."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offrl import losses, registry
+from offrl import losses
 from offrl.algorithm import Batch, Carry, Dataset, Loss, Params, Sampler, TrainConfig, TrainState, Tree
 from offrl.data.samplers.sequences import STEPS, VALID
 from offrl.errors import UserError
@@ -23,6 +23,7 @@ from offrl.families.teacher import (
     CHUNK,
     TeacherSettings,
     check_critics,
+    make_teacher,
     observation_rows,
     q_of_data,
     values_requirement,
@@ -74,7 +75,7 @@ class VADTActor(SequenceActor):
 
 
 @register("algo", "vadt")
-class VADT(SequenceModel):
+class VADT(SequenceModel[VADTConfig]):
     """A high level sets a value to reach, Q(s, a) of the data while it learns and V(s) when it acts; a transformer
     reaches it.
 
@@ -82,7 +83,6 @@ class VADT(SequenceModel):
     equation 8; V and Q are IQL's.
     """
 
-    Config = VADTConfig
     actor_class = VADTActor
 
     @classmethod
@@ -109,9 +109,7 @@ class VADT(SequenceModel):
         return config
 
     def modules(self) -> Any:
-        settings = self.config.values_settings or {"name": "iql"}
-        kind = registry.get("algo", settings["name"])
-        self.teacher = kind(kind.Config(**settings), self.spec)
+        self.teacher = make_teacher(self.config, self.spec, {"name": "iql"})
         return super().modules()
 
     def extra(self, params: dict[str, Params]) -> Tree:

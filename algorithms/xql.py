@@ -19,6 +19,12 @@ class XQLConfig(SteepValueSettings):
     """Settings of XQL; the defaults are the authors' "consistent" ones for D4RL's locomotion tasks."""
 
     name: str = "xql"
+    gumbel_temperature: float = setting(
+        2.0,
+        "beta: V is beta log E[exp(Q / beta)], nearer to the largest Q of the data the smaller it is",
+        low=1e-3,
+    )
+    gumbel_clip: float = setting(7.0, "largest (Q - V) / gumbel_temperature in the exponent", low=0.0)
     gumbel_rescaled: bool = setting(
         True,
         "divide V's loss by its largest exponential, as the authors' code does; false: the loss as the paper writes it",
@@ -26,10 +32,8 @@ class XQLConfig(SteepValueSettings):
 
 
 @register("algo", "xql")
-class XQL(SteepValue):
+class XQL(SteepValue[XQLConfig]):
     """V is the soft maximum beta log E[exp(Q / beta)] over the data's actions, by Gumbel regression."""
-
-    Config = XQLConfig
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Tensor) -> Loss:
         """E [exp(z) - z - 1], z = (Q - V) / beta (equation 11)."""

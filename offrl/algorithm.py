@@ -9,7 +9,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ Tree = Any  # nested dictionaries, lists and tuples of tensors
 Grid = Mapping[str, Sequence[float]] | None  # settings that differ between replicas, with all their values
 
 AnyAlgorithm = TypeVar("AnyAlgorithm", bound="Algorithm")
+ConfigT = TypeVar("ConfigT", bound=Any)  # an algorithm's settings
 
 
 class TrainState(NamedTuple):
@@ -124,16 +125,24 @@ class Runtime:
     notes: Sequence[str] = ()  # lines for the log about the algorithm's setup
 
 
-class Algorithm(ABC):
-    """Base class of every algorithm. Shapes in comments: B batch, O observation, A action, E ensemble, K discrete
-    actions.
+class Algorithm(ABC, Generic[ConfigT]):
+    """Base class of every algorithm. The parameter is its dataclass of settings: `class IQL(Algorithm[IQLConfig])`.
+
+    Shapes in comments: B batch, O observation, A action, E ensemble, K discrete actions.
     """
 
-    Config: ClassVar[type]  # a dataclass whose fields are made with `offrl.settings.field.setting`
+    Config: ClassVar[type]  # the parameter: a dataclass whose fields are made with `offrl.settings.field.setting`
     traits: Traits = Traits()  # of an instance: those that `traits_for` gives for its settings
     actor_class: ClassVar[type[Actor]] = MemorylessActor  # its policies: the mode, or a sample, of the module "actor"
 
-    def __init__(self, config: Any, spec: DataSpec, pretrained: Mapping[str, Any] | None = None) -> None:
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for base in vars(cls).get("__orig_bases__", ()):
+            parent, parameters = get_origin(base), get_args(base)
+            if isinstance(parent, type) and issubclass(parent, Algorithm) and isinstance(parameters[0], type):
+                cls.Config = parameters[0]
+
+    def __init__(self, config: ConfigT, spec: DataSpec, pretrained: Mapping[str, Any] | None = None) -> None:
         """pretrained: the runs that `requires` names, for training; a policy acts without them, from the tensors in its
         file.
         """
@@ -155,7 +164,7 @@ class Algorithm(ABC):
         return {**self.__dict__, "pretrained": {}}
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+    def fit_config(cls, config: ConfigT, dataset: Dataset, grid: Grid = None) -> ConfigT:
         """`config` completed from the data; called once, before anything is built.
 
         grid: settings that differ between replicas, with all their values; the result has to suit every one of them.
@@ -177,7 +186,7 @@ class Algorithm(ABC):
         return config
 
     @classmethod
-    def traits_for(cls, config: Any) -> Traits:
+    def traits_for(cls, config: ConfigT) -> Traits:
         """`traits` of an algorithm with these settings, where they decide some."""
         return cls.traits
 

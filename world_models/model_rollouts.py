@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,20 +20,19 @@ from offrl.algorithm import (
     Grid,
     Metrics,
     Params,
-    Part,
     Requirement,
     TrainConfig,
     TrainState,
     Tree,
     Update,
 )
-from offrl.data.samplers.transitions import Batch, Packed, Transitions, TransitionSampler
+from offrl.data.samplers.transitions import Batch, Transitions, TransitionSampler
 from offrl.errors import UserError
 from offrl.families.critics import ActorScheduleSettings
 from offrl.families.sac import SoftActorCritic, SoftSettings
 from offrl.settings.field import defaults, setting
 from offrl.world_models.model import Outcome, past_at, required
-from offrl.world_models.rollout import CHUNK, Act, Imagined, Judge, branched, careful, describe
+from offrl.world_models.rollout import CHUNK, Act, Imagined, ImaginedRing, Judge, branched, careful, describe
 from offrl.world_models.uncertainty import measure, names, prepare
 
 
@@ -42,6 +41,7 @@ from offrl.world_models.uncertainty import measure, names, prepare
 class ModelBasedSettings(ActorScheduleSettings, SoftSettings):
     """Settings of model-based actor-critics; the defaults are those of OfflineRL-Kit for D4RL's locomotion tasks."""
 
+    name: str = ""
     world_model: str = setting(
         "", "a trained model: a run of algo=dynamics, or a file in its models/; empty: one is trained first", place=True
     )
@@ -113,81 +113,19 @@ class ModelSource:
     real: Transitions
     model: Any
     tree: Tree
-    past: Tensor | None  # [R, history - 1, O + A] of the rows that may be drawn, where the model looks back
-    starts: Tensor | None  # [R, O] of the same rows
+    # where the model looks back: [R, O] of the rows that may be drawn, and [R, history - 1, O + A] before them
+    starts: tuple[Tensor, Tensor] | None
     extra: Tree = field(default_factory=dict)  # what an algorithm derived from the model and the data
 
 
-class ModelRollouts(Part):
-    """A ring of imagined transitions, `buffers["ring"]`, which each replica has for itself, and the rollouts that fill
-    it.
+class ModelRollouts(ImaginedRing):
+    """The rollouts that fill the ring.
 
-    Every `rollout_every` updates new rollouts begin in states of the data and follow the policy as it is then. The
-    model is shared."""
+    Every `rollout_every` updates new ones begin in states of the data and follow the policy as it is then. The model is
+    shared.
+    """
 
-    config: Any
-
-    def __init__(self, config: Any, spec: DataSpec) -> None:
-        super().__init__(config, spec)
-        shapes = {
-            "observations": (spec.observation_dim,),
-            "actions": (spec.action_dim,),
-            "rewards": (),
-            "next_observations": (spec.observation_dim,),
-            "masks": (),
-        }
-        # where the columns stand in a row of the ring, as in `Packed`; once, for what is compiled cannot read it off
-        # the spec
-        self.layout: dict[str, Any] = {}
-        self.width = 0
-        for name, shape in shapes.items():
-            self.layout[name] = (self.width, self.width + math.prod(shape), shape, torch.float32)
-            self.width += math.prod(shape)
-
-    @property
-    def capacity(self) -> int:
-        """Rows of the ring."""
-        c = self.config
-        return c.rollout_retain * c.rollouts * c.horizon
-
-    @property
-    def real_rows(self) -> int:
-        """Rows of a batch that are the data's."""
-        return int(self.config.batch_size * self.config.real_share)
-
-    # ---- the ring
-
-    def buffers(self) -> Tree:
-        """An empty ring."""
-        none = torch.zeros((), dtype=torch.int64)
-        # one row more, for what is thrown away
-        return {"ring": {"rows": torch.zeros(self.capacity + 1, self.width), "at": none, "count": none.clone()}}
-
-    def push(self, ring: Tree, imagined: Imagined) -> Tree:
-        """The ring with the valid rows of rollouts [H, B] added, the oldest ones overwritten."""
-        columns = {**imagined._asdict(), "masks": 1.0 - imagined.terminations.float()}
-        flat = [columns[name].reshape(imagined.valid.numel(), -1) for name in self.layout]
-        rows, valid = torch.cat(flat, -1), imagined.valid.reshape(-1)
-        rows = torch.where(valid.unsqueeze(-1), rows, 0.0)  # where several rows go to one place, they are the same
-        order = valid.long().cumsum(0)
-        slots = torch.where(valid, (ring["at"] + order - 1) % self.capacity, self.capacity)
-        return {
-            "rows": ring["rows"].index_put((slots,), rows),
-            "at": (ring["at"] + order[-1]) % self.capacity,
-            "count": (ring["count"] + order[-1]).clamp(max=self.capacity),
-        }
-
-    def draw(self, state: TrainState, key: Tensor, count: int) -> Batch:
-        """`count` rows of the ring."""
-        ring = state.buffers["ring"]
-        return Packed(ring["rows"], self.layout).take(rng.randint(key, (count,), ring["count"].clamp(min=1)))
-
-    def mixed(self, state: TrainState, batch: Batch, key: Tensor) -> Batch:
-        """The data's rows first, then imagined ones."""
-        imagined = self.draw(state, key, self.config.batch_size - self.real_rows)
-        return {name: torch.cat([batch[name], imagined[name]]) for name in self.layout}
-
-    # ---- rollouts
+    config: ModelBasedSettings
 
     def tree(self, source: ModelSource, params: Params | None = None) -> Tree:
         """The model's tensors with the range that imagined observations are kept in: the data's, with a margin on both
@@ -202,9 +140,10 @@ class ModelRollouts(Part):
 
     def starts(self, source: ModelSource, key: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """States of the data [count, O], and what came before them."""
-        if source.starts is not None and source.past is not None:
-            rows = rng.randint(key, (count,), len(source.starts))
-            return source.starts[rows], source.past[rows]
+        if source.starts is not None:
+            states, past = source.starts
+            rows = rng.randint(key, (count,), len(states))
+            return states[rows], past[rows]
         observations = TransitionSampler()(source.real, key, count)["observations"]
         return observations, source.model.first_past(observations)
 
@@ -220,15 +159,19 @@ class ModelRollouts(Part):
         begin, go = rng.split(key)
         repeats = c.repeats if c.sample_dropout else 1
         observations, past = self.starts(source, begin, -(-c.rollouts // repeats))
-        if repeats > 1:
-            observations, past = (x.repeat_interleave(repeats, 0)[: c.rollouts] for x in (observations, past))
+        observations, past = (x.repeat_interleave(repeats, 0)[: c.rollouts] for x in (observations, past))
 
-        def look_ahead(observations: Tensor, past: Tensor, key: Tensor) -> Tensor:
-            return careful(
-                source.model, tree, policy, observations, past, c.lookahead, key, candidates=c.candidates,
-                measure=measure(LOOKAHEAD_UNCERTAINTY), penalty=c.lookahead_penalty, discount=LOOKAHEAD_DISCOUNT,
-            )  # fmt: skip
-
+        look_ahead = partial(
+            careful,
+            source.model,
+            tree,
+            policy,
+            horizon=c.lookahead,
+            candidates=c.candidates,
+            measure=measure(LOOKAHEAD_UNCERTAINTY),
+            penalty=c.lookahead_penalty,
+            discount=LOOKAHEAD_DISCOUNT,
+        )
         imagined = branched(
             source.model,
             tree,
@@ -276,24 +219,25 @@ class ModelSampler:
             members = max(1, math.ceil((1.0 - c.model_dropout) * trained.model.members - 1e-9))
             order = torch.tensor(trained.meta["held_out"]).nan_to_num(torch.inf).argsort()
             tree["elites"] = order[:members].to(device)
-        rows = dataset.transition_rows()
-        starts = past = None
+        rows, starts = dataset.transition_rows(), None
         if trained.model.history > 1:
-            starts = dataset.flat("observations")[rows]
-            past = past_at(trained.model, dataset, rows)
-        source = ModelSource(TransitionSampler().prepare(dataset), trained.model, tree, past, starts)
+            starts = dataset.flat("observations")[rows], past_at(trained.model, dataset, rows)
+        source = ModelSource(TransitionSampler().prepare(dataset), trained.model, tree, starts)
         return replace(source, extra=self.derive(source, dataset))
 
     def __call__(self, source: ModelSource, key: Tensor, batch_size: int) -> Batch:
         return TransitionSampler()(source.real, key, self.rollouts.real_rows)
 
 
-class LearnsInModel:
+ConfigT = TypeVar("ConfigT", bound=ModelBasedSettings)
+
+
+class LearnsInModel(Generic[ConfigT]):
     """What soft actor-critics share that learn from the data's transitions and rollouts in a model (algorithm 1 of
     MOPO, arXiv 2005.13239); named before `SoftActorCritic` among a class's parents.
     """
 
-    config: Any
+    config: ConfigT
     spec: DataSpec
     pretrained: Any
     sample: Any
@@ -346,3 +290,7 @@ class LearnsInModel:
         imagined = self.roll(state, source, key)
         ring = self.rollouts.push(state.buffers["ring"], imagined)
         return state._replace(buffers={**state.buffers, "ring": ring}), self.describe(source, imagined)
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
+        batch = self.rollouts.mixed(state, batch, rng.fold_in(key, 301))
+        return super().update(state, batch, key, phase=phase)  # type: ignore[misc]

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from offrl import rng
-from offrl.algorithm import Metrics
+from offrl.algorithm import DataSpec, Metrics, Part, TrainState
+from offrl.data.samplers.transitions import Batch, Packed, pack
 from offrl.world_models.model import Outcome, Prediction, Tree
 
 # rollouts at once: the members' activations of more do not fit a CPU's memory; fixed, for the random numbers depend on
@@ -32,6 +33,65 @@ class Imagined(NamedTuple):
     uncertainty: Tensor
     clipped: Tensor  # bool
     valid: Tensor  # bool
+
+
+class ImaginedRing(Part):
+    """A ring of imagined transitions, `buffers["ring"]`, which each replica has for itself."""
+
+    def __init__(self, config: Any, spec: DataSpec) -> None:
+        super().__init__(config, spec)
+        shapes = {
+            "observations": (spec.observation_dim,),
+            "actions": (spec.action_dim,),
+            "rewards": (),
+            "next_observations": (spec.observation_dim,),
+            "masks": (),
+        }
+        row = pack({name: (torch.zeros(1, *shape), None) for name, shape in shapes.items()})
+        assert row is not None
+        # once, for what is compiled cannot read it off the spec
+        self.layout, self.width = row.layout, row.table.shape[1]
+
+    @property
+    def capacity(self) -> int:
+        """Rows of the ring."""
+        c = self.config
+        return c.rollout_retain * c.rollouts * c.horizon
+
+    @property
+    def real_rows(self) -> int:
+        """Rows of a batch that are the data's."""
+        return int(self.config.batch_size * self.config.real_share)
+
+    def buffers(self) -> Tree:
+        """An empty ring."""
+        none = torch.zeros((), dtype=torch.int64)
+        # one row more, for what is thrown away
+        return {"ring": {"rows": torch.zeros(self.capacity + 1, self.width), "at": none, "count": none.clone()}}
+
+    def push(self, ring: Tree, imagined: Imagined) -> Tree:
+        """The ring with the valid rows of rollouts [H, B] added, the oldest ones overwritten."""
+        columns = {**imagined._asdict(), "masks": 1.0 - imagined.terminations.float()}
+        flat = [columns[name].reshape(imagined.valid.numel(), -1) for name in self.layout]
+        rows, valid = torch.cat(flat, -1), imagined.valid.reshape(-1)
+        rows = torch.where(valid.unsqueeze(-1), rows, 0.0)  # where several rows go to one place, they are the same
+        order = valid.long().cumsum(0)
+        slots = torch.where(valid, (ring["at"] + order - 1) % self.capacity, self.capacity)
+        return {
+            "rows": ring["rows"].index_put((slots,), rows),
+            "at": (ring["at"] + order[-1]) % self.capacity,
+            "count": (ring["count"] + order[-1]).clamp(max=self.capacity),
+        }
+
+    def draw(self, state: TrainState, key: Tensor, count: int) -> Batch:
+        """`count` rows of the ring."""
+        ring = state.buffers["ring"]
+        return Packed(ring["rows"], self.layout).take(rng.randint(key, (count,), ring["count"].clamp(min=1)))
+
+    def mixed(self, state: TrainState, batch: Batch, key: Tensor) -> Batch:
+        """The data's rows first, then imagined ones."""
+        imagined = self.draw(state, key, self.config.batch_size - self.real_rows)
+        return {name: torch.cat([batch[name], imagined[name]]) for name in self.layout}
 
 
 # (outcome, uncertainty [B]) -> rewards and terminations that are told
@@ -104,9 +164,9 @@ def careful(
     act: Act,
     observations: Tensor,
     past: Tensor,
-    horizon: int,
     key: Tensor,
     *,
+    horizon: int,
     candidates: int,
     measure: Measure,
     penalty: float | Tensor,

@@ -36,12 +36,11 @@ class BreezeActor(ZeroShotActor):
 
 
 @register("algo", "breeze")
-class Breeze(ZeroShot):
+class Breeze(ZeroShot[BreezeConfig]):
     """FB whose policy is a diffusion model that clones the data's actions, weighted by their advantage, and whose Q
     also obeys the Bellman equation of the reward that z stands for, with V an expectile of Q over the data's
     actions."""
 
-    Config = BreezeConfig
     actor_class = BreezeActor
 
     def modules(self) -> dict[str, nn.Module]:
@@ -138,10 +137,8 @@ class Breeze(ZeroShot):
         """
         c = self.config
         target = self.target_measure(state, batch, actions, z)
-        f, b = (
-            self.forward_map(params, batch["observations"], batch["actions"], z),
-            self.backward_map(params, batch["next_observations"]),
-        )
+        f = self.forward_map(params, batch["observations"], batch["actions"], z)
+        b = self.backward_map(params, batch["next_observations"])
         m = measure(f, b)
         bellman, orthonormality = measure_loss(m, target, c.discount * batch["masks"]), orthonormality_loss(b)
         q = (f * z).sum(-1)

@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from offrl.families.forward_backward import ZeroShotSettings
-from offrl.settings.field import defaults, setting
+from offrl.settings.field import setting
 
 
 @dataclass
-@defaults(orthonormality=10.0)
 class BreezeConfig(ZeroShotSettings):
     """Settings of BREEZE; the defaults are those of its code, which are those for ExORL's quadruped."""
 
     name: str = "breeze"
+    orthonormality: float = setting(
+        10.0, "weight of the loss that keeps B's coordinates orthonormal over the data", low=0.0
+    )
     value_learning_rate: float = setting(3e-4, "V's", low=0.0)
     weight_decay: float = setting(0.03, "AdamW's decay of F, B and V", low=0.0, structural=True)
     attention: bool = setting(

@@ -73,7 +73,7 @@ class LaMoConfig(TargetReturnSettings, SequenceSettings):
 
 
 @register("algo", "lamo")
-class LaMo(SequenceModel):
+class LaMo(SequenceModel[LaMoConfig]):
     """DT whose transformer is a frozen language model with LoRA (section 4). The trained weights are the module
     "actor".
 
@@ -81,12 +81,11 @@ class LaMo(SequenceModel):
     three; the weights of attention are dropped out in GPT-2 alone, where other models may do so as well.
     """
 
-    Config = LaMoConfig
     traits = Traits(vectorized=False, compiles=False)
     actor_class = TargetReturnActor
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+    def fit_config(cls, config: LaMoConfig, dataset: Dataset, grid: Grid = None) -> LaMoConfig:
         """Find the language model, note its identity and sizes, and try it. Raises UserError where it cannot be the
         trunk.
         """

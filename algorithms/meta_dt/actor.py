@@ -75,10 +75,8 @@ class MetaDTActor(TargetReturnActor):
 
     def recent(self, episode: Batch) -> tuple[Tensor, ...]:
         """The last transitions as the encoder takes them, behind zeros where the episode is shorter."""
-        h, columns = (
-            self.algorithm.model.config.history,
-            (episode[name] for name in ("observations", "actions", "rewards")),
-        )
+        h = self.algorithm.model.config.history
+        columns = (episode[name] for name in ("observations", "actions", "rewards"))
         return tuple(
             torch.cat([column.new_zeros(len(column), h, *column.shape[2:]), column], 1)[:, -h:] for column in columns
         )

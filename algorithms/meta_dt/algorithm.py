@@ -60,7 +60,7 @@ class MetaDTConfig(TargetReturnSettings, SequenceSettings):
 
 
 @register("algo", "meta_dt")
-class MetaDT(SequenceModel):
+class MetaDT(SequenceModel[MetaDTConfig]):
     """DT whose observations carry the task z, a pretrained encoding of the last transitions, after a prompt: the steps
     of another episode of the same task at which the world model, given z, errs most.
 
@@ -68,7 +68,6 @@ class MetaDT(SequenceModel):
     episodes so far (`offrl adapt`), so that the first has none: zero-shot. A prompt begins at a step in proportion to
     the model's summed absolute error over it."""
 
-    Config = MetaDTConfig
     actor_class = MetaDTActor
 
     @classmethod
@@ -89,7 +88,7 @@ class MetaDT(SequenceModel):
         }
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+    def fit_config(cls, config: MetaDTConfig, dataset: Dataset, grid: Grid = None) -> MetaDTConfig:
         """The target return is, unless given, the mean over the data's tasks of the best: the best of all is an easy
         task's.
         """
@@ -107,7 +106,7 @@ class MetaDT(SequenceModel):
         self.embedding = self.model.config.embedding
         actor = StepPolicy(self.sizes(), c, self.spec)
         if c.prompt:
-            actor.steps = PromptedSteps(self.sizes(), self.sizes_without_task(), c)
+            actor.steps = PromptedSteps(self.sizes(), super().sizes(), c)
         return {"actor": actor}
 
     def extra(self, params: dict[str, Params]) -> Tree:
@@ -116,31 +115,17 @@ class MetaDT(SequenceModel):
         return {"task_model": (run.state if run else self.model.init(0)).params["model"]}  # a policy's file has its own
 
     def sizes(self) -> dict[str, int]:
-        sizes = self.sizes_without_task()
-        return {**sizes, "observation": sizes["observation"] + self.embedding}
-
-    def sizes_without_task(self) -> dict[str, int]:
-        """Kinds and dimensions of DT's tokens, which a prompt has."""
-        return {"return": 1, "observation": self.spec.observation_dim, "action": self.spec.encoded_action_dim}
+        return {**super().sizes(), "observation": self.spec.observation_dim + self.embedding}
 
     def tokens(self, batch: Batch) -> dict[str, Tensor]:
         """(prompt, R_1, (s_1, z_1), a_1, ..., R_K, (s_K, z_K), a_K), the prompt DT's (R, s, a) of its steps."""
-        tokens = self.tokens_without_task(batch)
+        tokens = super().tokens(batch)
         tokens["observation"] = torch.cat([batch["observations"], batch[TASK]], -1)
         if self.config.prompt:
             prompt = {name: batch[PROMPT + name] for name in ("observations", "actions", RETURNS)}
-            tokens |= {PROMPT + kind: x for kind, x in self.tokens_without_task(prompt).items()}
+            tokens |= {PROMPT + kind: x for kind, x in super().tokens(prompt).items()}
             tokens |= {PROMPT + name: batch[PROMPT + name] for name in (STEPS, VALID)}
         return tokens
-
-    def tokens_without_task(self, batch: Batch) -> dict[str, Tensor]:
-        """DT's (R_1, s_1, a_1, ..., R_K, s_K, a_K)."""
-        returns = batch[RETURNS] / self.config.return_scale
-        return {
-            "return": returns.unsqueeze(-1),
-            "observation": batch["observations"],
-            "action": self.spec.encode(batch["actions"]),
-        }
 
     # ---- training
 

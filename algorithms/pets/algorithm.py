@@ -93,6 +93,7 @@ class PETS(Dynamics):
     """Act by the first action of the best plan that a search finds in the ensemble; module "dynamics"."""
 
     Config = PETSConfig
+    config: PETSConfig
     traits = replace(Dynamics.traits, policy_modules=("dynamics",), acts_on_device=True, actions=("continuous",))
     actor_class = PETSActor
 
@@ -132,7 +133,7 @@ class PETS(Dynamics):
         return modules
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> PETSConfig:
         config = super().fit_config(config, dataset, grid)
         if max([config.penalty, *(grid or {}).get("penalty", [])]) > 0.0:
             shape = SimpleNamespace(config=config, members=config.members)

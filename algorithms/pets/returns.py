@@ -4,13 +4,12 @@ section 5).
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from offrl import rng
 from offrl.algorithm import DataSpec, Part, Tree
+from offrl.algorithms.pets.settings import PETSConfig
 from offrl.world_models import uncertainty
 from offrl.world_models.model import Prediction, WorldModel
 
@@ -20,7 +19,7 @@ CHUNK = 8192  # predictions at once; no random number depends on it
 class PlanReturns(Part):
     """The returns of plans in the model, as the planner's settings define them."""
 
-    def __init__(self, config: Any, spec: DataSpec, model: WorldModel) -> None:
+    def __init__(self, config: PETSConfig, spec: DataSpec, model: WorldModel) -> None:
         super().__init__(config, spec)
         self.model = model
 

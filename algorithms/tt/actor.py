@@ -55,10 +55,8 @@ class TTActor(Actor):
     def start(self, episodes: int) -> Carry:
         observation_dim, action_dim = self.sizes
         empty = torch.zeros(episodes, 0, self.algorithm.dims, dtype=torch.int64)
-        step_tokens, queue = (
-            empty.new_zeros(episodes, observation_dim + action_dim),
-            empty.new_zeros(episodes, 0, action_dim),
-        )
+        step_tokens = empty.new_zeros(episodes, observation_dim + action_dim)
+        queue = empty.new_zeros(episodes, 0, action_dim)
         return PlanCarry(empty, step_tokens, torch.zeros(episodes), queue, 0)
 
     def observe_reward(self, carry: Carry, rewards: Tensor) -> Carry:
@@ -75,10 +73,8 @@ class TTActor(Actor):
         if not queue.shape[1]:
             if not explore:
                 key = rng.fold_in(rng.fold_in(self.state.key, 211), carry.t)
-            plans, beam = (
-                self.plan(torch.cat([past.flatten(1), observation_tokens], -1), key),
-                0 * observation_tokens[:, 0],
-            )
+            plans = self.plan(torch.cat([past.flatten(1), observation_tokens], -1), key)
+            beam = 0 * observation_tokens[:, 0]
             if explore:
                 beam = rng.randint(rng.fold_in(key, 0), (len(observations),), c.beam_width)
             queue = plans.actions[torch.arange(len(observations), device=device), beam, : c.plan_every]

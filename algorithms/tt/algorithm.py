@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -119,17 +118,16 @@ class TTConfig:
 
 
 @register("algo", "tt")
-class TT(Algorithm):
+class TT(Algorithm[TTConfig]):
     """Predict every number of a trajectory from those before it, and act by beam search for the largest return. Module
     "trajectory".
     """
 
-    Config = TTConfig
     traits = Traits(policy_modules=("trajectory",), acts_on_device=True)
     actor_class = TTActor
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+    def fit_config(cls, config: TTConfig, dataset: Dataset, grid: Grid = None) -> TTConfig:
         """`config` with the lengths of the learning rate's schedule."""
         rows = int(dataset.episode_lengths()[drawn_episodes(dataset)].sum())
         epoch = -(-rows // config.batch_size)

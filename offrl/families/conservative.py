@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,6 @@ from offrl.data.samplers.transitions import FOLLOWING
 from offrl.errors import UserError
 from offrl.families.critics import Critic
 from offrl.families.sac import LogWeight, SoftSettings
-from offrl.nn import Categorical, TanhGaussian
 from offrl.settings.field import defaults, setting
 
 MAX_MULTIPLIER = 1e6
@@ -39,9 +38,6 @@ class SoftMaximumSettings(SoftSettings):
         10.0, "weight of the penalty: how far the critics are pushed down outside the data", low=0.0
     )
     cql_temperature: float = setting(1.0, "temperature of the penalty's logsumexp over actions", low=1e-6)
-    actions: int = setting(
-        10, "actions tried for each state: so many uniform ones, the policy's at s, and the policy's at s'", low=1
-    )
     importance: bool = setting(
         True, "divide by the densities of the tried actions; false: count them alike, with the data's action"
     )
@@ -213,14 +209,17 @@ def sampled_gradient(
     return ((q - q.detach()) * differentiable.gather(1, index)).mean(1)
 
 
-class Conservative:
+ConfigT = TypeVar("ConfigT", bound=ConservativeSettings)
+
+
+class Conservative(Generic[ConfigT]):
     """What CQL and Cal-QL share beside their penalty's values; named before `SoftActorCritic` among a class's parents.
 
     All losses of an update are those of the state before it. With `action_gap` there is the module "lagrange", the
     logarithm of the penalty's multiplier.
     """
 
-    config: Any
+    config: ConfigT
     spec: DataSpec
     critic: Critic
     apply: Any
@@ -230,6 +229,8 @@ class Conservative:
     entropy_loss: Any
     actor_loss: Any
     critic_loss: Any
+    # log standard deviations have a learnt scale and shift, as in the implementation followed
+    actor_form: ClassVar[dict[str, Any]] = {"log_std_min": -20.0, "log_std_max": 2.0, "scaled": True}
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
@@ -239,17 +240,6 @@ class Conservative:
     def modules(self) -> dict[str, nn.Module]:
         modules = super().modules()  # type: ignore[misc]
         return modules if self.config.action_gap is None else {**modules, "lagrange": LogWeight(math.e)}
-
-    def make_actor(self) -> nn.Module:
-        """The policy network: its log standard deviations have a learnt scale and shift, as in the implementation
-        followed.
-        """
-        c, s = self.config, self.spec
-        form: dict[str, Any] = {"activation": c.activation, "init": c.init}
-        if s.discrete:
-            return Categorical(s.observation_dim, s.num_actions, c.hidden, **form)
-        form |= {"log_std_min": -20.0, "log_std_max": 2.0, "scaled": True}
-        return TanhGaussian(s.observation_dim, s.action_dim, c.hidden, **form)
 
     def weighted(self, state: TrainState, soft: SoftMaximum) -> Loss:
         """alpha E [logsumexp_q - Q(s, a_data)], clipped and summed over critics; with `action_gap` it is
@@ -275,8 +265,9 @@ class Conservative:
         """-multiplier * alpha * (difference - gap), difference [] the mean over critics (CQL, equation 30): it rises
         above the gap.
         """
-        multiplier = self.multiplier(lagrange)
-        loss = -multiplier * self.config.conservative_weight * (difference - self.config.action_gap)
+        multiplier, gap = self.multiplier(lagrange), self.config.action_gap
+        assert gap is not None
+        loss = -multiplier * self.config.conservative_weight * (difference - gap)
         return loss, {"cql/multiplier": multiplier}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -54,9 +54,6 @@ class ZeroShotSettings:
     goal_share: float = setting(
         0.5, "share of the z trained on that are B of a state; the others are uniform on the sphere", low=0.0, high=1.0
     )
-    orthonormality: float = setting(
-        1.0, "weight of the loss that keeps B's coordinates orthonormal over the data", low=0.0
-    )
     gradient_limit: float = setting(
         1.0, "largest size of each entry of a gradient; 0: no limit", low=0.0, structural=True
     )
@@ -76,7 +73,10 @@ class ZeroShotSettings:
     )
 
 
-class ZeroShot(Algorithm):
+ConfigT = TypeVar("ConfigT", bound=ZeroShotSettings)
+
+
+class ZeroShot(Algorithm[ConfigT]):
     """Base of zero-shot algorithms. Module "representation" holds F and B, `TrainState.extra` a sample of states and
     their rewards.
 
@@ -95,7 +95,7 @@ class ZeroShot(Algorithm):
         super().__init__(config, spec, pretrained)
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+    def fit_config(cls, config: ConfigT, dataset: Dataset, grid: Grid = None) -> ConfigT:
         """The config completed from the data. Raises UserError where the task would be inferred from rewards that are
         all 0.
         """
@@ -107,7 +107,7 @@ class ZeroShot(Algorithm):
         return super().fit_config(config, dataset, grid)
 
     @classmethod
-    def traits_for(cls, config: Any) -> Traits:
+    def traits_for(cls, config: ConfigT) -> Traits:
         return replace(cls.traits, goal_conditioned=config.task == "goal")
 
     def optimizer(self, name: str) -> Adam:

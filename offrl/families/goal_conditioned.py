@@ -8,7 +8,7 @@ update, so actors are updated before their critics."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -106,6 +106,10 @@ class GoalStepSettings(GoalTargetSettings):
     )
 
 
+ConfigT = TypeVar("ConfigT", bound=GoalSettings)
+TargetConfigT = TypeVar("TargetConfigT", bound=GoalTargetSettings)
+
+
 class GoalActor(Actor):
     """Policy of the module "actor", which sees the observation and the goal. A carry is the goals [E, G]; None: none
     was set.
@@ -131,7 +135,7 @@ def required_goals(algorithm: Algorithm, goals: Tensor | None) -> Tensor:
     return goals
 
 
-class GoalConditioned(Algorithm):
+class GoalConditioned(Algorithm[ConfigT]):
     """Base of algorithms that learn from goals drawn in hindsight. Module "actor" sees the observation and the goal
     side by side.
     """
@@ -167,7 +171,9 @@ class GoalConditioned(Algorithm):
         dist = self.apply("actor", actor, concatenate(batch["observations"], batch[ACTOR_GOALS]))
         return dist, self.policy.log_prob(dist, batch["actions"])
 
-    def move_targets(self, before: TrainState, after: TrainState, name: str) -> TrainState:
+    def move_targets(
+        self: GoalConditioned[TargetConfigT], before: TrainState, after: TrainState, name: str
+    ) -> TrainState:
         """The state `after` an update with the targets of a module a step further. before: the state before that
         update.
         """
@@ -184,17 +190,17 @@ class GoalConditioned(Algorithm):
 # ---- networks
 
 
-def make_values(config: Any, size: int, inputs: int, outputs: int = 1) -> EnsembleMLP:
+def make_values(config: GoalValueSettings, size: int, inputs: int, outputs: int = 1) -> EnsembleMLP:
     """`size` value networks."""
     return EnsembleMLP(size, inputs, config.hidden, outputs, **_value_network(config))
 
 
-def make_net(config: Any, inputs: int, outputs: int) -> MLP:
+def make_net(config: GoalValueSettings, inputs: int, outputs: int) -> MLP:
     """A single network of that form, without an ensemble."""
     return MLP(inputs, config.hidden, outputs, **_value_network(config))
 
 
-def _value_network(config: Any) -> dict[str, Any]:
+def _value_network(config: GoalValueSettings) -> dict[str, Any]:
     """The form of the values' networks."""
     norm = {"layer_norm": config.layer_norm, "layer_norm_epsilon": config.layer_norm_epsilon}
     return {"activation": "gelu_tanh", "init": "xavier", **norm}
@@ -263,7 +269,7 @@ class GoalTarget(NamedTuple):
     observations: Tensor  # [B, O] after the step, or after the window
 
 
-def goal_target(config: Any, batch: Batch) -> GoalTarget:
+def goal_target(config: GoalStepSettings, batch: Batch) -> GoalTarget:
     """Of a reward of -1 for each step until the goal is reached. Windows of m steps (`n_step`) sum -1 + ... -
     discount^(m - 1); one that ends at the goal has nothing after it, and one of 0 steps is there already."""
     if SPAN not in batch:

@@ -8,7 +8,7 @@ them (HIQL and its descendants).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor, nn
 
@@ -42,9 +42,8 @@ class SubgoalSettings(GoalStepSettings):
         0.7, "0.5 values the data's policy, 1.0 the best that happened in the data", low=0.0, high=1.0
     )
     low_temperature: float = setting(
-        3.0, "of the low level: multiplies the advantage in the exponent (explore: 10)", low=0.0
+        3.0, "beta of the low level: multiplies the advantage in the exponent (explore: 10)", low=0.0
     )
-    high_temperature: float = setting(3.0, "of the high level (explore: 10)", low=0.0)
     subgoal_steps: int = setting(25, "k: a subgoal is so many steps ahead (humanoidmaze 100, manipulation 10)", low=1)
     representation: int = setting(10, "numbers that represent a subgoal", low=1)
     adjacency_weight: float = setting(
@@ -103,13 +102,16 @@ class HierarchicalActor(GoalActor):
         return self.choose(self.apply("actor", concatenate(observations, subgoal)), key, explore), carry
 
 
-class Hierarchical:
+ConfigT = TypeVar("ConfigT", bound=SubgoalSettings)
+
+
+class Hierarchical(Generic[ConfigT]):
     """What HIQL and its descendants share beside their losses; named before `GoalConditioned` among a class's parents.
 
     Modules "value" (V and phi), "actor" (the low level pi_l), "high" (pi_h), and "adjacency" with adjacency_weight.
     """
 
-    config: Any
+    config: ConfigT
     spec: DataSpec
     goal_dim: Any
     networks: Any

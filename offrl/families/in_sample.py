@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from offrl import losses, rng
 from offrl.actor import Actor, MemorylessActor, NoisyActor
-from offrl.algorithm import Algorithm, Batch, DataSpec, Loss, Metrics, TrainState, Update
+from offrl.algorithm import Algorithm, Batch, Loss, Metrics, TrainState, Update
 from offrl.families.critics import (
     ActorScheduleSettings,
     Critic,
@@ -52,12 +52,6 @@ class SteepValueSettings(InSampleSettings):
     locomotion tasks.
     """
 
-    gumbel_temperature: float = setting(
-        2.0,
-        "XQL's beta: V is beta log E[exp(Q / beta)], nearer to the largest Q of the data the smaller it is",
-        low=1e-3,
-    )
-    gumbel_clip: float = setting(7.0, "largest (Q - V) / gumbel_temperature in the exponent", low=0.0)
     value_layer_norm: bool = setting(True, "LayerNorm in each hidden layer of V, whatever the critics have")
     value_updates: int = setting(1, "updates of V in each update", low=1)
     random_actions: int = setting(0, "so many uniformly random actions for each state are added to V's batch", low=0)
@@ -75,16 +69,7 @@ class SteepValueSettings(InSampleSettings):
     )
 
 
-def make_actor(config: Any, spec: DataSpec) -> nn.Module:
-    """The policy network of these settings."""
-    c = config
-    form = {"activation": c.activation, "dropout": c.dropout, "init": c.init}
-    return make_policy(c.policy, spec.observation_dim, spec.action_dim, spec.num_actions, c.hidden, **form)
-
-
-def actor_of(algorithm: Algorithm, state: TrainState) -> Actor:
-    """The policy, which explores with noise where it is deterministic."""
-    return (NoisyActor if isinstance(algorithm.policy, Deterministic) else MemorylessActor)(algorithm, state)
+ConfigT = TypeVar("ConfigT", bound=SteepValueSettings)
 
 
 def expectile_loss(
@@ -101,7 +86,7 @@ def expectile_loss(
 # ---- steep losses of V (XQL, f-DVL, ReCOIL)
 
 
-class SteepValue(WithCritic, Algorithm):
+class SteepValue(WithCritic, Algorithm[ConfigT]):
     """XQL and its relatives, each of which has its own loss of V: critics by Huber's loss, a policy by weighted
     imitation. Modules: value, actor, critic.
     """
@@ -109,7 +94,8 @@ class SteepValue(WithCritic, Algorithm):
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         self.value = Value(c, s, layer_norm=c.value_layer_norm, norm_first=True)  # as the authors' code
-        actor = make_actor(c, s)
+        form = {"activation": c.activation, "dropout": c.dropout, "init": c.init}
+        actor = make_policy(c.policy, s.observation_dim, s.action_dim, s.num_actions, c.hidden, **form)
         self.critic = Critic(c, s)
         return {"value": self.value.network, "actor": actor, "critic": self.critic.network}
 
@@ -145,11 +131,11 @@ class SteepValue(WithCritic, Algorithm):
         return self.polyak(state, "critic"), {**value, **actor, **critic}
 
     def actor(self, state: TrainState) -> Actor:
-        return actor_of(self, state)
+        return (NoisyActor if isinstance(self.policy, Deterministic) else MemorylessActor)(self, state)
 
 
 def value_batch(
-    config: Any, critic: Critic, params: Params, batch: Batch, q: Tensor, key: Tensor
+    config: SteepValueSettings, critic: Critic, params: Params, batch: Batch, q: Tensor, key: Tensor
 ) -> tuple[Batch, Tensor]:
     """Observations and Q [B'] for V's loss: at the data's actions, with noise where `action_noise` is above 0, and then
     at random ones.
@@ -174,7 +160,7 @@ def value_batch(
     return {**batch, "observations": observations}, q
 
 
-def huber_objective(config: Any, critic: Critic) -> Objective | None:
+def huber_objective(config: SteepValueSettings, critic: Critic) -> Objective | None:
     """The critics' squared errors, which grow linearly beyond `huber_delta`; None: the value head's own loss, where it
     is no scalar.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,12 @@ class TargetReturnSettings:
         "returns are divided by this before a network sees them; null: the largest absolute return in the data",
         low=1e-9,
     )
+
+    @property
+    def scale(self) -> float:
+        """`return_scale`, as given or found from the data."""
+        assert self.return_scale is not None
+        return self.return_scale
 
 
 def fit_target_return(config: Any, dataset: Dataset) -> Any:
@@ -100,7 +106,7 @@ class OutcomeActor(Actor):
         return torch.full((episodes,), float(self.algorithm.config.target_return))
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        share = carry.to(observations.device) / self.algorithm.config.return_scale
+        share = carry.to(observations.device) / self.algorithm.config.scale
         dist = self.apply("actor", self.algorithm.inputs(observations, share))
         return self.choose(dist, key, explore), carry
 
@@ -109,7 +115,10 @@ class OutcomeActor(Actor):
         return carry if self.algorithm.config.condition == "average" else carry - recorded(rewards, self.algorithm.spec)
 
 
-class OutcomeConditioned(Algorithm):
+ConfigT = TypeVar("ConfigT", bound=OutcomeSettings)
+
+
+class OutcomeConditioned(Algorithm[ConfigT]):
     """A policy pi(a | s, w) without a memory, which acts with the target return for its outcome w. A subclass has its
     loss and its update.
 
@@ -119,7 +128,7 @@ class OutcomeConditioned(Algorithm):
     actor_class = OutcomeActor
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+    def fit_config(cls, config: ConfigT, dataset: Dataset, grid: Grid = None) -> ConfigT:
         config = fit_target_return(config, dataset)
         if config.max_length is None:
             config = dataclasses.replace(
@@ -152,8 +161,8 @@ class OutcomeConditioned(Algorithm):
 
         An average reward is multiplied by the length of the longest episode, so that both kinds are the same at an
         episode's start."""
-        share = returns / self.config.return_scale
+        share, longest = returns / self.config.scale, self.config.max_length
         if self.config.condition != "average":
             return share
-        steps_to_go = (self.config.max_length - timesteps).clamp(min=1)
-        return share * self.config.max_length / steps_to_go
+        assert longest is not None  # `fit_config` has found it
+        return share * longest / (longest - timesteps).clamp(min=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,9 @@ class SoftSettings(CriticSettings):
     )
 
 
+ConfigT = TypeVar("ConfigT", bound=SoftSettings)
+
+
 class LogWeight(nn.Module):
     """One learnt number: the logarithm of a positive weight."""
 
@@ -58,13 +61,14 @@ class LogWeight(nn.Module):
         return self.log.exp()
 
 
-class SoftActorCritic(WithCritic, Algorithm):
+class SoftActorCritic(WithCritic, Algorithm[ConfigT]):
     """SAC (arXiv 1812.05905) with the smallest of E critics. Modules: actor, critic, entropy (the learnt weight).
 
     With discrete actions the policy is categorical and expectations over it are exact (arXiv 1910.07207).
     """
 
     critic: Critic
+    actor_form: ClassVar[dict[str, Any]] = {}  # further arguments of `TanhGaussian`
 
     def modules(self) -> dict[str, nn.Module]:
         entropy, actor = LogWeight(self.config.entropy_weight), self.make_actor()
@@ -74,10 +78,10 @@ class SoftActorCritic(WithCritic, Algorithm):
     def make_actor(self) -> nn.Module:
         """The policy network."""
         c, s = self.config, self.spec
-        form = {"activation": c.activation, "init": c.init}
+        form: dict[str, Any] = {"activation": c.activation, "init": c.init}
         if s.discrete:
             return Categorical(s.observation_dim, s.num_actions, c.hidden, **form)
-        return TanhGaussian(s.observation_dim, s.action_dim, c.hidden, **form)
+        return TanhGaussian(s.observation_dim, s.action_dim, c.hidden, **form, **self.actor_form)
 
     def optimizer(self, name: str) -> Adam:
         if name != "entropy":
@@ -154,10 +158,8 @@ class SoftActorCritic(WithCritic, Algorithm):
         if self.config.max_target_actions > 1:
             return self.best_target(state, actor, batch, key, self.config.max_target_actions)
         weight = self.weight(state) * float(self.config.entropy_in_target)
-        observations, target_critics = (
-            batch["next_observations"],
-            self.critic.target_critics(state, rng.fold_in(key, 100)),
-        )
+        observations = batch["next_observations"]
+        target_critics = self.critic.target_critics(state, rng.fold_in(key, 100))
         if self.spec.discrete:
             log_p, entropy = self.probabilities(actor, observations)
             value, mixture = self.critic.expected_q(target_critics, observations, log_p)
@@ -170,10 +172,8 @@ class SoftActorCritic(WithCritic, Algorithm):
         """The target with, for V(s'), the best of `count` actions of the policy by the smallest of the critics
         (discrete: of all).
         """
-        observations, target_critics = (
-            batch["next_observations"],
-            self.critic.target_critics(state, rng.fold_in(key, 100)),
-        )
+        observations = batch["next_observations"]
+        target_critics = self.critic.target_critics(state, rng.fold_in(key, 100))
         if self.spec.discrete:
             logits = self.critic.logits_of_all(target_critics, observations).transpose(1, 2)  # [E, K, B, out_dim]
             log_p = self.apply("actor", actor, observations)[0].T

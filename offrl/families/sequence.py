@@ -9,7 +9,7 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -74,10 +74,15 @@ class SequenceSettings:
     )
 
 
+ConfigT = TypeVar("ConfigT", bound=SequenceSettings)
+
+
 class Steps(nn.Module):
     """Several tokens a step, each embedded linearly; those of a step share a learnt embedding of its time."""
 
-    def __init__(self, sizes: Mapping[str, int], config: Any, post_norm: bool = False, hidden: str = "") -> None:
+    def __init__(
+        self, sizes: Mapping[str, int], config: SequenceSettings, post_norm: bool = False, hidden: str = ""
+    ) -> None:
         """sizes: dimension of each kind of token, in their order within a step. hidden: a kind to which no token
         attends, not even itself, but for the one of a window's first step."""
         super().__init__()
@@ -135,7 +140,7 @@ class StepPolicy(nn.Module):
     def __init__(
         self,
         sizes: Mapping[str, int],
-        config: Any,
+        config: SequenceSettings,
         spec: Any,
         output_kind: str = "observation",
         post_norm: bool = False,
@@ -228,7 +233,7 @@ class SequenceActor(Actor):
         return dataclasses.replace(carry, window=with_last(window, "actions", actions), t=carry.t + 1)
 
 
-class SequenceModel(Algorithm):
+class SequenceModel(Algorithm[ConfigT]):
     """A policy over the last K steps. A subclass has its loss.
 
     The action of a step may depend on this step's tokens before it and on all tokens of earlier steps. Training windows
@@ -241,7 +246,7 @@ class SequenceModel(Algorithm):
         return {"actor": StepPolicy(self.sizes(), self.config, self.spec)}
 
     @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
+    def fit_config(cls, config: ConfigT, dataset: Dataset, grid: Grid = None) -> ConfigT:
         config = super().fit_config(config, dataset, grid)
         if config.max_timestep is None:
             length = int(dataset.episode_lengths()[drawn_episodes(dataset)].max())
@@ -258,8 +263,9 @@ class SequenceModel(Algorithm):
         """The tokens [B, K, size] by kind; by default DT's (R_1, s_1, a_1, ..., R_K, s_K, a_K), the trajectory of its
         section 3, R_t the return to go. Where the policy acts, the current step's action and reward are zeros.
         """
+        assert isinstance(self.config, TargetReturnSettings)
         return {
-            "return": (batch[RETURNS] / self.config.return_scale).unsqueeze(-1),
+            "return": (batch[RETURNS] / self.config.scale).unsqueeze(-1),
             "observation": batch["observations"],
             "action": self.spec.encode(batch["actions"]),
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import Tensor, nn
 
@@ -23,7 +24,10 @@ class TD3Settings(CriticSettings):
     noise_clip: float = setting(0.5, "largest target noise", low=0.0)
 
 
-class TD3(WithCritic, Algorithm):
+ConfigT = TypeVar("ConfigT", bound=TD3Settings)
+
+
+class TD3(WithCritic, Algorithm[ConfigT]):
     """TD3 (arXiv 1802.09477); a subclass has the loss of its actor. Modules: critic, actor."""
 
     traits = Traits(targets=("critic", "actor"), critic_modules=("critic",), period=2, actions=("continuous",))

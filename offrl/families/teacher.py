@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offrl import rng
-from offrl.algorithm import Dataset, TrainConfig
+from offrl import registry, rng
+from offrl.algorithm import Dataset, DataSpec, TrainConfig
 from offrl.errors import UserError
 from offrl.pretrained import Pretrained, Requirement
 from offrl.settings.field import setting
@@ -47,6 +47,13 @@ def values_requirement(
     """
     steps = config.algo.values_steps or max(config.steps, min(ratio * config.steps, MOST_STEPS))
     return {"values": Requirement(algo, settings, steps=steps, label=f"values-{algo}", check=check, of_rewards=True)}
+
+
+def make_teacher(config: TeacherSettings, spec: DataSpec, settings: Mapping[str, Any]) -> Any:
+    """The algorithm of the run "values": by its settings, or by these, which have a name, before there is a run."""
+    settings = config.values_settings or settings
+    kind = registry.get("algo", settings["name"])
+    return kind(kind.Config(**settings), spec)
 
 
 def check_critics(run: Pretrained, alternatives: str) -> None:

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -29,14 +29,17 @@ from offrl.lm.models.causal_lm import LM, call, placed
 from offrl.lm.models.pretrained import SCRATCH
 from offrl.lm.models.tokenizer import Tokenizer
 from offrl.lm.sampler import IDS, TextSampler, token_log_probs
+from offrl.lm.settings import TextSettings
 from offrl.optim import Adam, Params
 from offrl.pretrained import Requirement
 
 if TYPE_CHECKING:
     from offrl.settings.train import TrainConfig
 
+ConfigT = TypeVar("ConfigT", bound=TextSettings)
 
-class TextAlgorithm(Algorithm):
+
+class TextAlgorithm(Algorithm[ConfigT]):
     """A policy is the module "policy", a language model, unless an algorithm says otherwise; where its settings want a
     reference policy, its language models begin with that one's weights."""
 

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -81,7 +81,12 @@ class TokenValues(Part):
     config: ValueGuidedSettings
 
     def __init__(
-        self, config: Any, spec: DataSpec, lm: LM, q_heads: tuple[str, ...], v_heads: tuple[str, ...] = ()
+        self,
+        config: ValueGuidedSettings,
+        spec: DataSpec,
+        lm: LM,
+        q_heads: tuple[str, ...],
+        v_heads: tuple[str, ...] = (),
     ) -> None:
         """lm: the network's language model. Raises UserError where the bins of all tokens are too many."""
         super().__init__(config, spec)
@@ -176,10 +181,13 @@ class ValueGuidedActor(TextActor):
         return logits.log_softmax(-1) + self.values.config.beta * q
 
 
-class ValueGuided:
+ConfigT = TypeVar("ConfigT", bound=ValueGuidedSettings)
+
+
+class ValueGuided(Generic[ConfigT]):
     """What algorithms of values of tokens share, the module "value"; named before `TextAlgorithm` among parents."""
 
-    config: Any
+    config: ConfigT
     spec: DataSpec
     pretrained: Any
     runtime: Any

@@ -37,6 +37,8 @@ LAYOUT = (
     tokenize.DEDENT,
     tokenize.ENDMARKER,
 )
+# settings of networks and planners that stand with the family's others, though papers alone read them
+PLUMBING = ("backward_hidden", "denoising_steps", "greedy", "inputs_hidden", "plan_horizon", "plan_particles")
 MEMBERS = 25  # public ones of `Algorithm`
 # pronouns, participles and question words as names of variables
 BANNED = (
@@ -126,7 +128,34 @@ def words() -> dict[str, int]:
     return {word: bound[word] for word in BANNED if bound[word]}
 
 
-RULES: tuple[Callable[[], dict[str, int]], ...] = (modules, module_tokens, package_tokens, depth, class_names, words)
+def settings_read(name: str) -> set[str]:
+    """Names of the settings that a module reads."""
+    return {
+        node.attr
+        for node in ast.walk(trees()[name])
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value).split(".")[-1] in ("c", "config")
+    }
+
+
+def undeclared_settings() -> dict[str, int]:
+    """Papers that read settings which no shared code reads, and which their own files do not declare."""
+    shared = set(PLUMBING).union(*(settings_read(name) for name in SOURCES if not name.startswith("algorithms/")))
+    counts = {}
+    for name, kind in registry.names("algo").items():
+        path = kind.__module__.removeprefix("offrl.").replace(".", "/") + ".py"
+        folder = str(Path(path).parent)
+        paper = [path] if folder == "algorithms" else [file for file in SOURCES if file.startswith(f"{folder}/")]
+        parents = [parent for parent in kind.Config.__mro__ if not parent.__module__.startswith("offrl.algorithms.")]
+        inherited = {field for parent in parents for field in vars(parent).get("__annotations__", ())}
+        declared = {ast.unparse(n.target) for f in paper for n in ast.walk(trees()[f]) if isinstance(n, ast.AnnAssign)}
+        counts[name] = len(set().union(*map(settings_read, paper)) & inherited - declared - shared)
+    return {name: n for name, n in counts.items() if n}
+
+
+RULES: tuple[Callable[[], dict[str, int]], ...] = (
+    *(modules, module_tokens, package_tokens, depth, class_names, words),
+    undeclared_settings,
+)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -145,7 +174,7 @@ def test_members_of_the_contract() -> None:
 
 def test_every_paper_shows_its_losses() -> None:
     def states(kind: type) -> bool:
-        return any(name in ("update", "fit") or name.endswith("_loss") for name in vars(kind))
+        return any(name in ("update", "fit", "judged") or name.endswith("_loss") for name in vars(kind))
 
     assert not [name for name, kind in registry.names("algo").items() if not states(kind)]
 

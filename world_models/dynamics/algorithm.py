@@ -60,7 +60,7 @@ def member_losses(raw: ensemble.Raw, batch: Batch, loss: str = "likelihood") -> 
     return each + (nn.functional.softplus(raw.ending) - batch["ending"] * raw.ending).mean(-1)
 
 
-class Dynamics(Algorithm):
+class Dynamics(Algorithm[DynamicsSettings]):
     """An ensemble that predicts the next observation and the reward. Module "dynamics".
 
     Every member has a bootstrap sample of the training rows of its own, drawn once, and goes through it in a new order
@@ -68,7 +68,6 @@ class Dynamics(Algorithm):
     as it is then.
     """
 
-    Config = DynamicsSettings
     traits = Traits(policy_modules=())
 
     @classmethod

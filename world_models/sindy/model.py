@@ -100,10 +100,9 @@ class _Nothing:
         return {}
 
 
-class Sindy(Algorithm):
+class Sindy(Algorithm[SindySettings]):
     """Sparse equations of the environment. The run's updates do nothing; `save_models` fits the model of each seed."""
 
-    Config = SindySettings
     traits = Traits(policy_modules=(), cuda_graph=False)
 
     @classmethod
@@ -155,22 +154,20 @@ class Sindy(Algorithm):
 
     def write(self, path: Path, replica: Replica, dataset: Dataset, parts: Split) -> None:
         """Fit the model of one seed and keep it."""
-        model, actions = self.model, dataset.columns["actions"]
+        model, actions, train, held_out = self.model, dataset.columns["actions"], parts.train, parts.held_out
         flat = {k: dataset.flat(k).float() for k in ("observations", "next_observations")}
         s, a, nexts = model.to_dataset_units(
-            flat["observations"][parts.train], actions[parts.train], flat["next_observations"][parts.train]
+            flat["observations"][train], actions[train], flat["next_observations"][train]
         )
-        rewards = (dataset.columns["rewards"][parts.train] - self.spec.reward_shift) / (self.spec.reward_scale or 1.0)
+        rewards = (dataset.columns["rewards"][train] - self.spec.reward_shift) / (self.spec.reward_scale or 1.0)
         tree, notes = sindy.fit(s, model.spec.encode(a), rewards, nexts, self.config, replica.seed)
         for part in sindy.PARTS:
             tree[part]["coefficients"] = torch.cat([tree[part]["coefficients"], tree[part]["median"][None]])
         tree |= {"elites": torch.tensor([model.members - 1]), "scale": torch.ones(model.out_dim)}
-        prediction = model.predict(
-            tree, flat["observations"][parts.held_out], actions[parts.held_out], flat["observations"][:0]
-        )
-        errors = (prediction.mean - flat["next_observations"][parts.held_out]).square().mean((-2, -1))
+        prediction = model.predict(tree, flat["observations"][held_out], actions[held_out], flat["observations"][:0])
+        errors = (prediction.mean - flat["next_observations"][held_out]).square().mean((-2, -1))
         meta = {"held_out": errors.tolist(), "seed": replica.seed, "updates": 0, "epochs": 0, "notes": list(notes)}
-        save_calibrated(path, model, tree, dataset, parts.held_out, meta)
+        save_calibrated(path, model, tree, dataset, held_out, meta)
 
 
 @register("world_model", "sindy")

@@ -3,8 +3,16 @@ objective.
 """
 
 from offrl.families.critics.critic import Critic, WithCritic
-from offrl.families.critics.settings import ActorScheduleSettings, CriticSettings, epsilon_field, make_value_head
-from offrl.families.critics.value import Objective, Target, Value, Values
+from offrl.families.critics.value import (
+    ActorScheduleSettings,
+    CriticSettings,
+    Objective,
+    Target,
+    Value,
+    Values,
+    epsilon_field,
+    make_value_head,
+)
 
 __all__ = [
     "ActorScheduleSettings",

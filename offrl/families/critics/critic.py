@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,7 @@ from offrl.algorithm import Adam, Dataset, DataSpec, Grid, Loss, Params, Part, T
 from offrl.data.samplers.transitions import SPAN, Batch, discounted
 from offrl.data.value_range import value_range
 from offrl.errors import UserError
-from offrl.families.critics.settings import CriticSettings, make_value_head
-from offrl.families.critics.value import Objective, Target, Values
+from offrl.families.critics.value import CriticSettings, Objective, Target, Values, make_value_head
 from offrl.nn import Bootstrap, EnsembleMLP, Pairs, call
 
 
@@ -31,7 +30,9 @@ class Critic(Part):
 
     config: CriticSettings
 
-    def __init__(self, config: Any, spec: DataSpec, size: int | None = None, *, norm_first: bool = False) -> None:
+    def __init__(
+        self, config: CriticSettings, spec: DataSpec, size: int | None = None, *, norm_first: bool = False
+    ) -> None:
         """spec: of the critics' observations and actions. size: critics; None: as many as the settings say. norm_first:
         LayerNorm stands before the activation. Raises UserError."""
         super().__init__(config, spec)
@@ -261,10 +262,13 @@ class Critic(Part):
         return state._replace(params={**state.params, "critic": critic}, extra={**state.extra, "spectral": vectors})
 
 
+class _WithSettings(Protocol):
+    config: Any
+
+
 class WithCritic:
     """What algorithms with the part `critic` have in common: bins for its values, optimisers, and their Q."""
 
-    config: Any
     critic: Critic
     polyak: Callable[..., TrainState]
     traits = Traits(targets=("critic",), critic_modules=("critic",))
@@ -277,7 +281,7 @@ class WithCritic:
         ranges = [value_range(dataset, float(x)) for x in (grid or {}).get("discount", [config.discount])]
         return replace(config, value_range=[min(low for low, _ in ranges), max(high for _, high in ranges)])
 
-    def optimizer(self, name: str) -> Adam:
+    def optimizer(self: _WithSettings, name: str) -> Adam:
         """Adam with `learning_rate`; the actor's with its own rate and schedule, where it has them."""
         c = self.config
         if name != "actor":

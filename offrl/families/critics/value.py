@@ -1,16 +1,115 @@
-"""V(s) as a part that an algorithm has, and the values that critics and V give."""
+"""Settings of critics and V, and V(s) as a part that an algorithm has: what every algorithm that learns Q may be given,
+the value head that its settings name, and the values that critics and V give.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from offrl.algorithm import DataSpec, Params, Part
-from offrl.families.critics.settings import CriticSettings, make_value_head
-from offrl.nn import MLP, Bootstrap, call
+from offrl.errors import UserError
+from offrl.nn import HEADS, MLP, Bootstrap, NetworkSettings, ValueHead, call, make_head
+from offrl.nn.mlp import ACTIVATIONS
+from offrl.settings.field import setting
+
+
+def epsilon_field(default: float = 1e-5) -> Any:
+    """The setting `layer_norm_epsilon`, at the value of the framework in which an algorithm's authors write."""
+    return setting(
+        default, "added to the variance in LayerNorm (torch's is 1e-5, flax's 1e-6)", low=1e-12, structural=True
+    )
+
+
+@dataclass
+class CriticSettings(NetworkSettings):
+    """Settings of every algorithm that learns Q; an algorithm's own defaults are in its file."""
+
+    learning_rate: float = setting(3e-4, "Adam's learning rate", low=0.0)
+    actor_learning_rate: float | None = setting(None, "the actor's, where it is another; null: learning_rate", low=0.0)
+    batch_size: int = setting(256, "transitions in a batch", low=1)
+    discount: float = setting(0.99, "discount factor", low=0.0, high=1.0)
+    polyak: float = setting(
+        0.005, "share of the online parameters that enters the targets whenever they move", low=0.0, high=1.0
+    )
+    hidden: list[int] = setting([256, 256], "widths of the hidden layers", low=1)
+    critic_hidden: list[int] = setting([], "widths of the critics' hidden layers (and of V's); []: hidden", low=1)
+    init: str = setting(
+        "torch",
+        "initial weights: torch (uniform), orthogonal, fixed_bias (as EDAC and ReBRAC), small_head (as CQL), xavier "
+        "(as OGBench)",
+        choices=("torch", "orthogonal", "fixed_bias", "small_head", "xavier"),
+    )
+    activation: str = setting(
+        "relu",
+        "activation of the hidden layers, of the policy too where it is a plain network",
+        choices=tuple(ACTIVATIONS),
+    )
+    n_step: int = setting(
+        1,
+        "targets sum the rewards of so many steps of the data before they bootstrap; fewer where an episode ends",
+        low=1,
+    )
+    critics: int = setting(2, "how many critics; targets take the smallest of their values", low=1)
+    target_critics: int = setting(0, "a random subset of so many critics for each target, as in REDQ; 0: all", low=0)
+    layer_norm: bool = setting(False, "LayerNorm after each hidden layer of the critics (and of V)")
+    layer_norm_epsilon: float = epsilon_field()
+    residual: bool = setting(False, "hidden layers of equal width add their input, in the critics (and in V)")
+    critic_dropout: float = setting(
+        0.0, "dropout rate of the critics while they learn", low=0.0, high=0.99, structural=True
+    )
+    spectral_norm: float = setting(
+        0.0, "largest singular value of each layer of the critics; 0: any", low=0.0, structural=True
+    )
+    lipschitz: float = setting(
+        0.0,
+        "weight of the critics' squared change when observations move by lipschitz_radius; 0: off",
+        low=0.0,
+        structural=True,
+    )
+    lipschitz_radius: float = setting(
+        0.1, "largest move of each observation (normalised), in the direction of steepest change", low=0.0
+    )
+    value_head: str = setting(
+        "scalar", "how values are represented: one number, or a distribution over value_bins", choices=HEADS
+    )
+    value_bins: int = setting(101, "bins of a value head that is not scalar", low=2)
+    value_range: list[float] = setting(
+        [], "smallest and largest value of the bins; []: found from the data's discounted returns"
+    )
+    value_sigma: float = setting(
+        0.75, "hl_gauss: standard deviation of a target in widths of a bin", low=1e-3, structural=True
+    )
+
+
+@dataclass
+class ActorScheduleSettings:
+    """Settings of the learning rate of an actor that `WithCritic` trains."""
+
+    actor_schedule: str = setting(
+        "cosine", "the actor's learning rate over decay_steps", choices=("cosine", "constant")
+    )
+    decay_steps: int = setting(
+        1_000_000, "length of the schedule in updates, as published whatever the run's length", low=1
+    )
+
+
+def make_value_head(config: CriticSettings) -> ValueHead:
+    """The value head of these settings. Raises UserError where the range of its bins is missing or empty."""
+    if config.value_head == "scalar":
+        return make_head("scalar")
+    limits = config.value_range
+    if len(limits) != 2 or not -math.inf < limits[0] < limits[1] < math.inf:
+        raise UserError(
+            f"algo.value_range={limits} must be [smallest,largest] for algo.value_head={config.value_head}; without it "
+            "`offrl train` finds the range from the data"
+        )
+    return make_head(config.value_head, config.value_bins, limits[0], limits[1], config.value_sigma)
 
 
 class Values(NamedTuple):
@@ -35,7 +134,9 @@ class Value(Part):
 
     config: CriticSettings
 
-    def __init__(self, config: Any, spec: DataSpec, *, layer_norm: bool = False, norm_first: bool = False) -> None:
+    def __init__(
+        self, config: CriticSettings, spec: DataSpec, *, layer_norm: bool = False, norm_first: bool = False
+    ) -> None:
         """layer_norm: with LayerNorm even where the critics have none; norm_first: before the activation. Raises
         UserError.
         """

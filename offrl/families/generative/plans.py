@@ -32,7 +32,6 @@ class DiffusionPlanSettings:
     plan_horizon: int = setting(32, "steps of a plan", low=2)
     denoising_steps: int = setting(20, "steps from noise to a plan (T)", low=2, high=1000)
     base: int = setting(32, "width of the U-net's first level", low=8)
-    multiples: list[int] = setting([1, 2, 4, 8], "widths of its levels in multiples of `base`", low=1)
     polyak: float = setting(
         5e-4,
         "rate at which the averaged networks, which act, follow the trained ones; at first 9 / (10 + updates), where "

@@ -89,7 +89,7 @@ class PlayedOnly:
         raise UserError(HOW)
 
 
-class Residual(Algorithm):
+class Residual(Algorithm[ResidualConfig]):
     """a = clip(a_base + scale u, -1, 1), u ~ N(mean(x), sigma^2), x = [clipped normalised observation, a_base]; V(x)
     beside it.
 
@@ -97,7 +97,6 @@ class Residual(Algorithm):
     played.
     """
 
-    Config = ResidualConfig
     traits = Traits(actions=("continuous",), n_step=False)
     actor_class = ResidualActor
 
