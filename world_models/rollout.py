@@ -10,7 +10,7 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.algorithm import DataSpec, Metrics, Part, TrainState
-from offrl.data.samplers.transitions import Batch, Packed, pack
+from offrl.data.samplers.transitions import Batch, Packed, layout_of
 from offrl.world_models.model import Outcome, Prediction, Tree
 
 # rollouts at once: the members' activations of more do not fit a CPU's memory; fixed, for the random numbers depend on
@@ -47,10 +47,10 @@ class ImaginedRing(Part):
             "next_observations": (spec.observation_dim,),
             "masks": (),
         }
-        row = pack({name: (torch.zeros(1, *shape), None) for name, shape in shapes.items()})
-        assert row is not None
+        layout = layout_of({name: (torch.zeros(0, *shape), None) for name, shape in shapes.items()})
+        assert layout is not None
         # once, for what is compiled cannot read it off the spec
-        self.layout, self.width = row.layout, row.table.shape[1]
+        self.layout, self.width = layout, layout["masks"][1]
 
     @property
     def capacity(self) -> int:
