@@ -374,7 +374,7 @@ def test_every_layer_norm_has_the_epsilon(name: str, settings: dict[str, Any]) -
     kind = registry.get("algo", name)
     spec = DataSpec((3,), 2, action_low=(-1.0,) * 2, action_high=(1.0,) * 2)
     algorithm = kind(kind.Config(hidden=[4, 4], layer_norm_epsilon=0.25, **settings), spec)
-    modules = [m for network in algorithm.networks.values() for m in network.modules()]
+    modules = [m for n in algorithm.networks.values() for m in n.modules() if getattr(m, "layer_norm", True)]
     epsilons = [getattr(m, "eps", getattr(m, "epsilon", None)) for m in modules]
     assert {e for e in epsilons if e is not None} == {0.25}
     ordinary = 1e-5 if name == "iql" else 1e-6

@@ -25,7 +25,7 @@ from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
 from offrl.evaluation.evaluator import Evaluator
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.evaluation.pool import host, job, protocol
+from offrl.evaluation.pool import host, protocol
 from offrl.evaluation.pool.host import EvaluationPool, PoolUnavailable, evaluate_parallel, poolable
 from offrl.evaluation.result import Evaluation
 from offrl.settings.evaluation import EvalConfig, cores, worker_count
@@ -311,7 +311,7 @@ def test_the_script_is_not_run_again_and_nothing_outlives_it(tmp_path: Path) -> 
     ("count", "episodes", "hands"), [(1, 10, 2), (4, 10, 2), (3, 10, 2), (5, 3, 4), (2, 1, 8), (64, 10, 8), (1, 1, 1)]
 )
 def test_the_work_is_shared_out(count: int, episodes: int, hands: int) -> None:
-    shares = job.cut(count, episodes, hands)
+    shares = protocol.cut(count, episodes, hands)
     pairs = [(n, e) for n, es in shares for e in es]
     assert sorted(pairs) == [(n, e) for n in range(count) for e in range(episodes)]
     load = [0] * hands

@@ -117,10 +117,9 @@ def layout_of(columns: Mapping[str, tuple[Tensor, Tensor | None]]) -> Layout | N
                 return None
         elif column.dtype != torch.float32:
             return None
-        shape = tuple(column.shape[1:])
-        size = torch.Size(shape).numel()
-        layout[name] = (width, width + size, shape, column.dtype)
-        width += size
+        shape = column.shape[1:]
+        layout[name] = (width, width + shape.numel(), shape, column.dtype)
+        width += shape.numel()
     return layout
 
 
