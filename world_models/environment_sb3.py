@@ -9,16 +9,15 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.vec_env import VecEnv
 
-from offrl.world_models.environment import ModelVectorEnv
-
 
 class ModelVecEnv(VecEnv):
     """Wraps `ModelVectorEnv`, whose episodes begin anew within the step that ends them, as SB3 expects. What is asked
     of one environment by name (`get_attr`, `set_attr`, `env_method`) is asked of the batch, once."""
 
-    def __init__(self, envs: ModelVectorEnv) -> None:
+    def __init__(self, envs: Any) -> None:
+        """envs: a `ModelVectorEnv`."""
         self.envs = envs
-        envs.autoreset_mode = envs.metadata["autoreset_mode"] = AutoresetMode.SAME_STEP
+        self.envs.autoreset_mode = envs.metadata["autoreset_mode"] = AutoresetMode.SAME_STEP
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
         self._actions: Any = None
 
