@@ -291,6 +291,6 @@ def tune(
     keywords (budget="16x20000", episodes=20, out="tune"). The same call continues what was interrupted; out/winner is
     the run of the chosen setting. Raises UserError for what a command would refuse.
     """
-    from offrl.tuning.engine import tune as run_tune  # its pages would slow every other command
+    from offrl.tuning.tune import tune as run_tune  # its pages would slow every other command
 
     return run_tune({"dataset": name_of(dataset), "algos": algos, **more, **(settings or {})})

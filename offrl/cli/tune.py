@@ -15,7 +15,7 @@ def run(arguments: list[str]) -> int:
         raise UserError("usage: offrl tune dataset=NAME algos=[iql,td3_bc] budget=32x40000; --help shows all settings")
     from offrl.errors import Interrupted
     from offrl.system.signals import terminable
-    from offrl.tuning.engine import tune
+    from offrl.tuning.tune import tune
 
     try:
         with terminable():

@@ -16,58 +16,27 @@ from pathlib import Path
 from typing import Any
 
 from offrl.data.containers.guard import from_json
-from offrl.errors import UserError, first_line, warn
-from offrl.system import backend, files, trust
-from offrl.system.devices import pick_device
-from offrl.system.locks import exclusive
+from offrl.errors import UserError, first_line
+from offrl.system import files, trust
 from offrl.system.progress import StageProgress
 from offrl.tuning.config import OPTUNA
-from offrl.tuning.final import finish, task_of
 from offrl.tuning.judging import (
     Summary,
     judge,
     judged_rows,
     policies_of,
     rung_settings,
-    short_judge,
     summarise,
     write_trials,
 )
-from offrl.tuning.plan import GROUP, Tune, prepare
+from offrl.tuning.plan import GROUP, Tune
 from offrl.tuning.search import states, store
 from offrl.tuning.search.launch import train_all
-from offrl.tuning.search.propose import load_optuna, propose
+from offrl.tuning.search.propose import propose
 from offrl.tuning.search.rungs import Rung, cost, survivors
 from offrl.tuning.search.training import RungRun, Values
 
 Trials = dict[str, tuple[str, Values]]  # setting: (algorithm, values)
-
-
-def tune(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Search, choose, retrain and report with the settings of a command; returns what `result.json` says. The same call
-    continues it.
-
-    Raises UserError for what a command would refuse; Interrupted, when all is saved.
-    """
-    work = prepare(values)
-    config = work.config
-    with exclusive(work.folder), trust.settings_of_file(values.get("resume") is not None):
-        if config.proposer in OPTUNA:
-            load_optuna(config.proposer)
-            store.check(config.storage, work.folder, config.algos, work.identity, len(config.criteria))
-        device = pick_device(config.device)
-        backend.configure(device, config.threads)  # also where all runs are trained already: judging must round alike
-        show = StageProgress(config.quiet)
-        show.tell(*introduction(work))
-        if advice := short_judge(config.ope, config.data_judges, config.rungs > 1 or len(work.brackets) > 1):
-            warn(advice)
-        search = TuningSearch(work, show)
-        task_of(search)  # so that what is missing at the end is said now
-        try:
-            search.run()
-            return finish(search)
-        finally:
-            show.stop()
 
 
 class TuningSearch:

@@ -21,6 +21,7 @@ from offrl.tuning.search import store
 from offrl.tuning.search.propose import PROPOSERS, propose
 from offrl.tuning.search.rungs import Rung, cost, halving, survivors
 from offrl.tuning.search.space import Space, space_of
+from offrl.tuning.tune import tune
 
 # ---------------------------------------------------------------------------------------------------------------- rungs
 
@@ -301,7 +302,7 @@ Run = Callable[..., dict[str, Any]]
 
 
 def test_the_winner_is_the_setting_that_is_best(data: Path, landscape: None, tmp_path: Path) -> None:
-    found = engine.tune(command(data, tmp_path / "t"))
+    found = tune(command(data, tmp_path / "t"))
     trained = {n: s["values"]["temperature"] for n, s in found["settings"].items()}
     best = min(trained, key=lambda n: abs(np.log(trained[n])))
     assert found["chosen"]["setting"] == best
@@ -312,7 +313,7 @@ def test_the_winner_is_the_setting_that_is_best(data: Path, landscape: None, tmp
     assert {r["fate"] for r in found["rows"] if r["rung"] == "1"} == {"kept", "wild card", "fills a program", "dropped"}
     lines = (tmp_path / "t" / "trials.csv").read_text().splitlines()
     assert len(lines) == 1 + 16 + 6
-    assert engine.tune(command(data, tmp_path / "t")) == found, "the same command comes to the same"
+    assert tune(command(data, tmp_path / "t")) == found, "the same command comes to the same"
 
 
 @pytest.mark.slow
@@ -323,7 +324,7 @@ def test_a_tune_that_is_killed_at_every_file_ends_like_one_that_was_not(
     if proposer == "tpe":
         pytest.importorskip("optuna")
     one = command(data, tmp_path / "one", proposer=proposer, bracket=8)
-    whole = engine.tune(one)
+    whole = tune(one)
     write, kills = files.write_text, 0
 
     class Killed(BaseException):
@@ -349,7 +350,7 @@ def test_a_tune_that_is_killed_at_every_file_ends_like_one_that_was_not(
 
         monkeypatch.setattr(files, "write_text", dying)
         try:
-            assert engine.tune(other) == whole
+            assert tune(other) == whole
             break
         except Killed:
             kills += 1
@@ -364,30 +365,30 @@ def test_a_tune_that_is_killed_at_every_file_ends_like_one_that_was_not(
 
 
 def test_a_folder_of_another_tune_is_refused(data: Path, landscape: None, tmp_path: Path) -> None:
-    engine.tune(command(data, tmp_path / "t"))
+    tune(command(data, tmp_path / "t"))
     with pytest.raises(UserError, match=r"holds another tune \(seeds: 2 there, 3 here\)"):
-        engine.tune(command(data, tmp_path / "t", seeds=3))
+        tune(command(data, tmp_path / "t", seeds=3))
     changed = tmp_path / "other.npz"
     with np.load(data) as arrays:
         np.savez(changed, **{**arrays, "rewards": arrays["rewards"] + 1})
     with pytest.raises(UserError, match="holds another tune"):
-        engine.tune(command(changed, tmp_path / "t"))
+        tune(command(changed, tmp_path / "t"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("mine")
     with pytest.raises(UserError, match=r"is not empty \(it has letter.txt\)"):
-        engine.tune(command(data, tmp_path / "full"))
+        tune(command(data, tmp_path / "full"))
 
 
 def test_resume_takes_the_settings_of_the_folder(data: Path, landscape: None, tmp_path: Path) -> None:
-    found = engine.tune(command(data, tmp_path / "t"))
-    assert engine.tune({"resume": str(tmp_path / "t"), "quiet": True}) == found
+    found = tune(command(data, tmp_path / "t"))
+    assert tune({"resume": str(tmp_path / "t"), "quiet": True}) == found
     with pytest.raises(UserError, match="seeds= cannot change with resume="):
-        engine.tune({"resume": str(tmp_path / "t"), "seeds": 5})
+        tune({"resume": str(tmp_path / "t"), "seeds": 5})
     with pytest.raises(UserError, match="holds no tune"):
-        engine.tune({"resume": str(tmp_path / "nowhere")})
+        tune({"resume": str(tmp_path / "nowhere")})
     (tmp_path / "t" / "tune.json").write_text("{")
     with pytest.raises(UserError, match=r"tune.json cannot be read"):
-        engine.tune({"resume": str(tmp_path / "t")})
+        tune({"resume": str(tmp_path / "t")})
 
 
 @pytest.mark.parametrize(
@@ -408,7 +409,7 @@ def test_words_that_do_not_fit_are_refused_before_anything_is_trained(
 ) -> None:
     values = {k: v for k, v in command(data, tmp_path / "t", **more).items() if v is not None}
     with pytest.raises(UserError, match=words):
-        engine.tune(values)
+        tune(values)
 
 
 def test_a_data_set_of_one_episode_judges_nothing(landscape: None, tmp_path: Path) -> None:
@@ -423,7 +424,7 @@ def test_a_data_set_of_one_episode_judges_nothing(landscape: None, tmp_path: Pat
         timeouts=np.arange(50) == 49,
     )
     with pytest.raises(UserError, match=r"leaves a part of the 1 episodes"):
-        engine.tune(command(path, tmp_path / "t"))
+        tune(command(path, tmp_path / "t"))
 
 
 # ----------------------------------------------------------------------------------------------------------- judgements
@@ -467,9 +468,7 @@ def test_reported_seeds_and_episodes_are_none_of_those_that_chose(data: Path, tm
 
 def test_a_space_that_is_used_up_ends_the_search(data: Path, landscape: None, tmp_path: Path) -> None:
     pytest.importorskip("optuna")
-    found = engine.tune(
-        command(data, tmp_path / "t", **{"space.temperature": [0.5, 1, 2, 3, 4]}, proposer="tpe", bracket=8)
-    )
+    found = tune(command(data, tmp_path / "t", **{"space.temperature": [0.5, 1, 2, 3, 4]}, proposer="tpe", bracket=8))
     assert len(found["settings"]) == 5 and found["chosen"]["setting"] in found["settings"]
     assert found["settings"][found["chosen"]["setting"]]["values"] == {"temperature": 1.0}
 
@@ -487,20 +486,20 @@ def test_a_space_that_is_used_up_ends_the_search(data: Path, landscape: None, tm
 def test_a_strangers_tune_names_no_code(
     change: dict[str, str], words: str, data: Path, landscape: None, tmp_path: Path
 ) -> None:
-    engine.tune(command(data, tmp_path / "t"))
+    tune(command(data, tmp_path / "t"))
     path = tmp_path / "t" / "tune.json"
     record = json.loads(path.read_text())
     record["given"] |= change
     path.write_text(json.dumps(record))
     with pytest.raises(UserError, match=words):
-        engine.tune({"resume": str(tmp_path / "t"), "quiet": True})
+        tune({"resume": str(tmp_path / "t"), "quiet": True})
 
 
 def test_a_strangers_proposals_hold_what_is_searched_alone(data: Path, landscape: None, tmp_path: Path) -> None:
-    engine.tune(command(data, tmp_path / "t"))
+    tune(command(data, tmp_path / "t"))
     path = tmp_path / "t" / "state" / "bracket-0.json"
     record = json.loads(path.read_text())
     record["settings"]["iql-00"][1]["actor_network"] = "evil.py:Net"
     path.write_text(json.dumps(record))
     with pytest.raises(UserError, match="other settings than are searched"):
-        engine.tune({"resume": str(tmp_path / "t"), "quiet": True})
+        tune({"resume": str(tmp_path / "t"), "quiet": True})

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from offrl.errors import UserError
-from offrl.tuning import engine
+from offrl.tuning.tune import tune
 from tests.unit.test_tune import command, data, landscape
 
 __all__ = ["data", "landscape"]  # fixtures
@@ -31,12 +31,12 @@ def variants(value: Any, depth: int = 0) -> list[Any]:
 @pytest.mark.parametrize("stage", ["judged", "chosen", "judged-0-0", "kept-0-0", "bracket-0"])
 def test_a_changed_stage_is_one_line(stage: str, data: Path, landscape: None, tmp_path: Path) -> None:
     """state/chosen.json with an unknown setting was a KeyError."""
-    engine.tune(command(data, tmp_path / "t", budget="4x64"))
+    tune(command(data, tmp_path / "t", budget="4x64"))
     path = tmp_path / "t" / "state" / f"{stage}.json"
     whole = json.loads(path.read_text())
     for changed in variants(whole)[:12]:
         path.write_text(json.dumps(changed))
         with contextlib.suppress(UserError):
-            engine.tune({"resume": str(tmp_path / "t"), "quiet": True})
+            tune({"resume": str(tmp_path / "t"), "quiet": True})
     path.write_text(json.dumps(whole))
-    assert engine.tune({"resume": str(tmp_path / "t"), "quiet": True})["chosen"]
+    assert tune({"resume": str(tmp_path / "t"), "quiet": True})["chosen"]
