@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offrl.errors import UserError
+from offrl.figures.rcparams import own_settings
 from offrl.figures.style import (
     COLOURS,
     GREY,
@@ -16,7 +17,6 @@ from offrl.figures.style import (
     count_ticks,
     label_ends,
     new_figure,
-    own_settings,
     plain_axes,
     save,
     short,

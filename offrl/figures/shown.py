@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from offrl.errors import say
-from offrl.figures.style import own_settings
+from offrl.figures.rcparams import own_settings
 
 
 class ShownFigure(Figure):

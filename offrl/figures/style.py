@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +14,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#4
 # and Tol's muted ones
 MORE_COLOURS = (*COLOURS, "#882255", "#999933", "#332288", "#aa4499", "#661100", "#44aa99", "#808080")
 GREY, INK = "#666666", "#333333"
-# a matplotlibrc may name one with the letters of a language
-FONTS = ("font.family", "font.sans-serif", "font.serif", "font.monospace")
 LABEL_GAP = 0.055  # least distance between two labels, in heights of the axes
-
-
-@contextlib.contextmanager
-def own_settings() -> Iterator[None]:
-    """Within it, also as a decorator, pictures follow matplotlib's own settings and not a `matplotlibrc`, which
-    matplotlib reads from the working folder too: one in a stranger's folder could have names typeset by LaTeX, which
-    reads files. A $ in a name is a $. Only fonts are the reader's."""
-    import matplotlib
-
-    settings: Any = matplotlib.rcParams
-    with matplotlib.rc_context():
-        fonts = {name: settings[name] for name in FONTS}
-        matplotlib.rcdefaults()
-        settings.update({**fonts, "text.parse_math": False})
-        yield
 
 
 def new_figure(title: str, height: float = 4.4, width: float = 7.2, *, fitted: bool = True) -> tuple[Any, Any]:
