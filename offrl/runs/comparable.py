@@ -18,8 +18,7 @@ from offrl.tasks.task import lookup
 if TYPE_CHECKING:
     import numpy as np
 
-    from offrl.runs.results import Cell, Results
-    from offrl.runs.score import Score
+    from offrl.runs.score import Cell, Results, Score
 
 FEW_SEEDS = 5  # with fewer, bootstrap intervals are too narrow (docs/statistics.md)
 _ADROIT = ("pen", "hammer", "door", "relocate")

@@ -279,8 +279,7 @@ class Reader:
 
     def _of_others(self, path: Path) -> bool:
         """Note a file of results that a person named; False where its name or header is none of those."""
-        from offrl.runs.exchange.files import SUFFIXES
-        from offrl.runs.exchange.tables import is_table
+        from offrl.runs.exchange.files import SUFFIXES, is_table
 
         if path.suffix not in SUFFIXES and not is_table(path):
             return False

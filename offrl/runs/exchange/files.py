@@ -9,12 +9,14 @@ from typing import Any
 
 from offrl.errors import UserError
 from offrl.runs.exchange.check import check
+from offrl.runs.parse import header
 from offrl.system import trust
 from offrl.system.files import write_text
 
 SUFFIXES = (".json", ".jsonl")
 MOST_BYTES = 64_000_000  # of a file
 MOST_BRACKETS = 2_000_000  # objects and lists in a file, which take 100 times their bytes when they are read
+TABLE_COLUMNS = ("algorithm", "dataset", "seed", "step", "return")  # of a .csv file of scores
 HEAD = 1000  # characters within which a file that is no more than met in a folder has the key "schema"
 
 
@@ -115,3 +117,10 @@ def _parsed(text: str, where: str) -> Any:
         ) from None
     except ValueError:  # a number of thousands of digits
         raise UserError(f"{where}: it holds a whole number of too many digits; write it again") from None
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file's first line names the columns that a table of scores needs."""
+    return path.suffix == ".csv" and {*TABLE_COLUMNS} <= {
+        name.strip().strip('"') for name in header(path).lstrip("\ufeff").split(",")
+    }

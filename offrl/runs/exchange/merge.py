@@ -16,12 +16,11 @@ from offrl.runs.exchange.check import mean_return
 from offrl.runs.exchange.describe import FINGERPRINT, documents
 from offrl.runs.exchange.files import documents_in
 from offrl.runs.exchange.tables import add_table
-from offrl.runs.score import Missing, Score
+from offrl.runs.score import Missing, Results, Score
 from offrl.settings.diff import Variant, digest, flatten
 
 if TYPE_CHECKING:
     from offrl.runs.reader import Reader
-    from offrl.runs.results import Results
 
 LABEL = 100  # characters of a name or value, as labels and tables show it
 Key = tuple[str, str, str]  # dataset, algorithm, settings

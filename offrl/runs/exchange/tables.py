@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from offrl.errors import UserError, one_line
 from offrl.runs.exchange.files import MOST_BYTES
-from offrl.runs.parse import header
 from offrl.runs.score import Missing, Score
 from offrl.settings.diff import Variant, digest
 from offrl.system import csv_text
@@ -22,19 +21,11 @@ from offrl.tasks.task import lookup
 if TYPE_CHECKING:
     from offrl.runs.reader import Reader
 
-NEEDED = ("algorithm", "dataset", "seed", "step", "return")
 OPTIONAL = ("score", "environment")
 MOST_NAME = 200  # characters
 # (dataset, algorithm, environment) -> (seed, step) -> (return, score) of each episode
 Evaluations = dict[tuple[str, str, str], dict[tuple[int, int], list[tuple[float, float | None]]]]
 CLOSE = 0.1  # points between a stated score and the one that a benchmark's reference returns give
-
-
-def is_table(path: Path) -> bool:
-    """Whether a file's first line names the columns that are needed."""
-    return path.suffix == ".csv" and {*NEEDED} <= {
-        name.strip().strip('"') for name in header(path).lstrip("\ufeff").split(",")
-    }
 
 
 def add_table(path: Path, reader: Reader) -> None:
