@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offrl.errors import UserError
-from offrl.figures.rcparams import own_settings
 from offrl.figures.style import (
     COLOURS,
     GREY,
@@ -17,6 +16,7 @@ from offrl.figures.style import (
     count_ticks,
     label_ends,
     new_figure,
+    own_settings,
     plain_axes,
     save,
     short,

@@ -12,8 +12,7 @@ import numpy as np
 from offrl.evaluation.in_context import Played
 from offrl.evaluation.sweeps import AchievedReturns, FrequencyScores
 from offrl.figures.curves import draw_lines
-from offrl.figures.rcparams import own_settings
-from offrl.figures.style import COLOURS, GREY, label_ends, new_figure, plain_axes, save
+from offrl.figures.style import COLOURS, GREY, label_ends, new_figure, own_settings, plain_axes, save
 from offrl.statistics.intervals import mean_interval
 
 

@@ -21,7 +21,6 @@ from offrl.data.samplers.goals import ACHIEVED
 from offrl.errors import UserError
 from offrl.evaluation.evaluator import Evaluator
 from offrl.figures import style
-from offrl.figures.rcparams import own_settings
 from offrl.settings.evaluation import EvalConfig
 from offrl.tasks.environments import flattener, make_env, resolve_task
 from offrl.tasks.episodes import goal_of, reset_seed, success_of
@@ -251,7 +250,7 @@ def _scene_of_data(dataset: Dataset) -> Scene:
     return Scene(panels, np.zeros((0, 4)), "the episode's way")
 
 
-@own_settings()
+@style.own_settings()
 def _picture(out: Path, scene: Scene, positions: np.ndarray, title: str) -> None:
     from matplotlib.colors import Normalize
 

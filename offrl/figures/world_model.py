@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from offrl.figures.rcparams import own_settings
-from offrl.figures.style import COLOURS, GREY, colour_bar, new_grid, plain_axes, save
+from offrl.figures.style import COLOURS, GREY, colour_bar, new_grid, own_settings, plain_axes, save
 
 MOST_NAMES = 24  # dimensions whose names are written
 FLOOR = -0.5  # of the axis of R2

@@ -11,7 +11,6 @@ from typing import Any
 
 from offrl.figures import curves as plots
 from offrl.figures import style
-from offrl.figures.rcparams import own_settings
 from offrl.runs.record import SCORES
 from offrl.runs.run import SavedRun
 from offrl.runs.tables import interval_text, print_columns
@@ -112,7 +111,7 @@ def report(run: SavedRun, results: Sequence[Outcome]) -> None:
     print_columns(columns, run.scored_in)
 
 
-@own_settings()
+@style.own_settings()
 def picture(files: dict[str, Path], out: Path, *, title: str = "", column: str | None = None) -> bool:
     """Draw scores over environment steps: mean over seeds and 95% interval, a dashed line at the score of step 0
     ("offline").

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from offrl.errors import UserError, nearest, some
-from offrl.figures.rcparams import own_settings
+from offrl.figures.style import own_settings
 from offrl.report import answer, figures, scores, whiskers
 from offrl.report import appendix as behind
 from offrl.report import diagnostics as details

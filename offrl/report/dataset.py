@@ -16,7 +16,7 @@ from offrl.data.tools.inspect import Report, report
 from offrl.data.transforms.columns import is_published, scales
 from offrl.errors import UserError
 from offrl.figures import dataset as draw
-from offrl.figures.rcparams import own_settings
+from offrl.figures.style import own_settings
 from offrl.report.page import Cell, Page
 from offrl.settings.dataset import DatasetConfig
 

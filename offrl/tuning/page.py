@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from offrl.errors import some
-from offrl.figures.rcparams import own_settings
+from offrl.figures.style import own_settings
 from offrl.figures.tuning import number, slices
 from offrl.report.context import MANY, count, folded
 from offrl.report.page import Cell, Page, escape

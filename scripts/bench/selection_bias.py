@@ -22,8 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 import numpy as np  # noqa: E402
 from bench.regret import halving, regret_curve  # noqa: E402
 
-from offrl.figures.rcparams import own_settings  # noqa: E402
-from offrl.figures.style import COLOURS, GREY, label_ends, new_figure, plain_axes, save  # noqa: E402
+from offrl.figures.style import COLOURS, GREY, label_ends, new_figure, own_settings, plain_axes, save  # noqa: E402
 from offrl.runs.tables import interval_text, print_table  # noqa: E402
 from offrl.statistics.intervals import mean_interval  # noqa: E402
 from offrl.statistics.maxima import selection_optimism  # noqa: E402

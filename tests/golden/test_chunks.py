@@ -30,8 +30,8 @@ from offrl import rng
 from offrl.data import load_dataset
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
-from offrl.data.samplers.chunks import SPAN, VALID, WHOLE, ChunkSampler, as_one_step, valid_mean
-from offrl.data.samplers.transitions import STEP_REWARDS, TransitionSampler, discounted
+from offrl.data.samplers.chunks import VALID, WHOLE, ChunkSampler, valid_mean
+from offrl.data.samplers.transitions import SPAN, STEP_REWARDS, TransitionSampler, discounted
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 
@@ -265,7 +265,6 @@ def test_a_chunk_longer_than_most_episodes_is_fine_and_than_all_is_not() -> None
 
 def test_helpers() -> None:
     chunk = torch.arange(12.0).reshape(2, 3, 2)
-    assert as_one_step({"actions": chunk})["actions"].tolist() == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
     valid = torch.tensor([[True, True, True], [True, False, False]])
     # over all that could be there
     assert float(valid_mean(chunk, valid)) == pytest.approx((0 + 1 + 2 + 3 + 4 + 5 + 6 + 7) / 12)

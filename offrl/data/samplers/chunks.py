@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import SPAN, VALID, Batch, Transitions, TransitionSampler, places_ahead, windows
+from offrl.data.samplers.transitions import VALID, Batch, Transitions, TransitionSampler, places_ahead, windows
 from offrl.errors import UserError
 
 WHOLE = "whole"  # 1.0 where a window has all of its steps, or ended in a terminal: nothing of it is missing [B]
@@ -53,15 +53,10 @@ class ChunkSampler:
         return {**batch, "actions": source.table.column("actions", positions), WHOLE: complete.float()}
 
 
-def as_one_step(batch: Batch) -> Batch:
-    """Chunks as transitions whose action is the whole chunk: actions [B, h, A] -> [B, h * A]."""
-    return {**batch, "actions": batch["actions"].flatten(1)}
-
-
 def valid_mean(values: Tensor, valid: Tensor) -> Tensor:
     """[]: the mean of [B, h, A] with 0 in place of steps that are not `valid` [B, h]; they count in the denominator, as
     in Q-chunking's code."""
     return torch.where(valid.unsqueeze(-1), values, 0.0).mean()
 
 
-__all__ = ["SPAN", "VALID", "WHOLE", "ChunkSampler", "as_one_step", "valid_mean"]
+__all__ = ["VALID", "WHOLE", "ChunkSampler", "valid_mean"]
