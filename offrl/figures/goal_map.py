@@ -257,8 +257,8 @@ def _picture(out: Path, scene: Scene, positions: np.ndarray, title: str) -> None
     points = np.concatenate(
         [positions, *(p.way for p in scene.panels if p.way is not None), *(p.goal[None, :2] for p in scene.panels)]
     )
-    low, high = points.min(0), points.max(0)
-    low, high = low - 0.09 * (high - low), high + 0.09 * (high - low)  # of walls around the maze a part is enough
+    margin = 0.09 * np.ptp(points, 0)  # of walls around the maze a part is enough
+    low, high = points.min(0) - margin, points.max(0) + margin
     width, height = high - low
     columns = min(3, len(scene.panels) + 1)
     lines = math.ceil((len(scene.panels) + 1) / columns)
@@ -303,9 +303,7 @@ def _draw_panel(axes: Any, panel: Panel, scene: Scene, positions: np.ndarray, no
     axes.scatter(*panel.goal[:2], s=190, marker="*", color=GOAL, edgecolors="#ffffff", linewidths=0.9, zorder=9)
     style.plain_axes(axes, heading=panel.title, grid="")
     axes.spines["bottom"].set_visible(False)
-    axes.set_aspect("equal")
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(aspect="equal", xticks=[], yticks=[])
 
 
 def _legend(figure: Any, axes: Any, scene: Scene, norm: Any) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from offrl.errors import UserError, printable
+from offrl.figures.rcparams import own_settings as own_settings
 from offrl.system.files import replacing
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444")  # Okabe and Ito's
