@@ -8,8 +8,8 @@ from offrl.report import diagnostics as details
 from offrl.report import figures
 from offrl.report.context import MANY, MANY_RUNS, ReportContext, first, folded
 from offrl.report.page import Cell
-from offrl.runs.results import Missing, Score
 from offrl.runs.run import SavedRun
+from offrl.runs.score import Missing, Score
 
 MOST_DIAGNOSTICS, FEW_DIAGNOSTICS = 60, 20  # pictures of training metrics, at most, and for more than MANY_RUNS runs
 SOME = 5  # runs of an algorithm on a dataset whose training metrics are drawn, of more than MANY_RUNS

@@ -24,7 +24,8 @@ from offrl.runs.comparable import differences, groups
 from offrl.runs.exchange.files import write as write_documents
 from offrl.runs.exchange.merge import documents_of
 from offrl.runs.record import SCORES
-from offrl.runs.results import Results, collect, write
+from offrl.runs.results import collect, write
+from offrl.runs.score import Results
 
 MOST_ANSWERS = 4  # with a picture, after the first
 MOST_SCORES = 25_000_000  # bytes of scores.csv, and of tables given by name, from which on evaluations are left out

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from offrl.report.compare import Comparison
 from offrl.report.page import Page
 from offrl.report.rows import RAW, UNSCORED, Entry
-from offrl.runs.results import Results
+from offrl.runs.score import Results
 
 MANY = 12  # lines of a box, rows of a table, above which the rest is folded away
 LONGEST_NAME = 100  # letters of a PNG file's name, which comes from a dataset's

@@ -13,7 +13,7 @@ from offrl import registry
 from offrl.errors import some
 from offrl.report.page import Cell as Shown
 from offrl.runs.comparable import group
-from offrl.runs.results import Cell, Results
+from offrl.runs.score import Cell, Results
 from offrl.system.csv_text import text_of
 
 Interval = tuple[float, float, float]

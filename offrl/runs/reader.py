@@ -26,7 +26,7 @@ GIVEN = ("algo.", "dataset.", "eval.env", "eval.max_steps", "precision", "experi
 
 
 class Reader:
-    """Collects from path after path. The lists hold what was found, duplicates too; see `offrl.runs.results.Results`.
+    """Collects from path after path. The lists hold what was found, duplicates too; see `offrl.runs.score.Results`.
 
     stride: of the evaluations of a replica only each `stride`-th is read, the last one and the final one.
     """

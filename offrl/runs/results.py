@@ -2,9 +2,10 @@
 
     results = collect(["runs/d4rl-gym", "runs/iql-hopper-medium-v2-0c350f"])
     write(results, "runs/d4rl-gym")              # results.csv, and results.parquet where pyarrow is installed
-    for cell in results.cells(): ...             # one dataset, one algorithm with its settings: final scores by seed,
-    what is missing for group in groups(results)[0]: ...         # matrices for offrl.statistics.aggregate, of datasets
-    whose scores mean the same
+    for cell in results.cells():                 # one dataset, one algorithm with its settings
+        ...                                      # final scores by seed, and what is missing
+    for group in groups(results)[0]:             # datasets whose scores mean the same
+        ...                                      # matrices for offrl.statistics.aggregate
 
 The headline is always the last evaluation of a run that reached its `steps`; a best evaluation is for showing beside it
 only.
@@ -16,34 +17,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from offrl.errors import UserError
-from offrl.runs.comparable import Group, group, groups, reference, settings_matrix, unlike
+from offrl.runs.comparable import unlike
 from offrl.runs.exchange.merge import add
 from offrl.runs.paths import check_exists
 from offrl.runs.reader import Reader
-from offrl.runs.score import COLUMNS, RESULTS, Cell, Missing, Results, Score
+from offrl.runs.score import COLUMNS, RESULTS, Results, Score
 from offrl.settings.diff import Variant, labels
-
-if TYPE_CHECKING:
-    pass
-
-__all__ = [
-    "COLUMNS",
-    "RESULTS",
-    "Cell",
-    "Group",
-    "Missing",
-    "Results",
-    "Score",
-    "collect",
-    "group",
-    "groups",
-    "reference",
-    "settings_matrix",
-    "write",
-]
 
 
 def collect(paths: Sequence[str | Path], stride: int = 1) -> Results:
@@ -72,7 +54,6 @@ def collect(paths: Sequence[str | Path], stride: int = 1) -> Results:
     variants = [*reader.variants, *(Variant(*key) for key in dict.fromkeys(s.key for s in scores) if key not in known)]
     finished = {(*s.key, s.seed) for s in scores if s.final}
     missing = [m for m in dict.fromkeys(reader.missing) if (m.dataset, m.algorithm, m.settings, m.seed) not in finished]
-    flat = {v.key: v.flat for v in variants}
     results = Results(
         scores,
         reader.runs,
@@ -83,7 +64,7 @@ def collect(paths: Sequence[str | Path], stride: int = 1) -> Results:
         reader.reference_source,
         documents,
         stride,
-        flat,
+        {v.key: v.flat for v in variants},
     )
     results.problems.extend(dict.fromkeys([*reader.problems, *duplicates, *unlike(results)]))
     return results

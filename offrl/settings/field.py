@@ -88,7 +88,7 @@ def dataset_stem(name: str) -> str:
     """The part of an output's name that says which dataset it is of. name: the dataset's, or its path."""
     path = Path(name)
     label = path.stem if path.is_file() else path.name if path.exists() else name
-    return re.sub(r"[^\w.-]+", "-", label).strip("-") or "data"
+    return file_name(label).strip("-") or "data"
 
 
 def marked(kind: Any, *marks: str) -> list[str]:

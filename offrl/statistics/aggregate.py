@@ -5,7 +5,7 @@ section 4): the runs of each task are drawn again with replacement, task by task
 the interval is about other seeds on the same tasks.
 
 **Scores** `X` are an array [runs, tasks] of normalised scores divided by 100 (1.0 is the reference's 100), NaN where a
-run is missing, or one array of scores for each task. `offrl.runs.results.groups` makes them.
+run is missing, or one array of scores for each task. `offrl.runs.comparable.groups` makes them.
 
 The resamples are those that the rliable library draws for the same seed, so its intervals are these, to rounding
 (tests/unit/test_aggregate.py). Where tasks have unequal numbers of runs, for which rliable has no answer, every task

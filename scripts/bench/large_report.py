@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from offrl.runs.results import COLUMNS
+from offrl.runs.score import COLUMNS
 
 ALGORITHMS = ("bc", "td3_bc", "iql", "cql", "rebrac")
 DATASETS = tuple(f"{env}-{kind}-v2" for env in ("hopper", "halfcheetah", "walker2d", "ant") for kind in

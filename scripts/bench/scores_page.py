@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 if TYPE_CHECKING:
-    from offrl.runs.results import Cell, Results
+    from offrl.runs.score import Cell, Results
 
 HEAD = """# {title}
 

@@ -157,7 +157,7 @@ def test_rows_of_algorithms_and_their_table() -> None:
 def test_page_of_all_algorithms() -> None:
     from bench.scores_page import page
 
-    from offrl.runs.results import Missing, Results, Score
+    from offrl.runs.score import Missing, Results, Score
 
     def score(algorithm: str, dataset: str, seed: int, value: float, step: int = 100) -> Score:
         return Score(

@@ -19,7 +19,8 @@ from offrl.runs.comparable import groups
 from offrl.runs.exchange import document, documents, read, write
 from offrl.runs.exchange.describe import public
 from offrl.runs.exchange.merge import documents_of
-from offrl.runs.results import Results, collect
+from offrl.runs.results import collect
+from offrl.runs.score import Results
 
 from .test_results import make, place
 

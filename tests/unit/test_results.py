@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from offrl.errors import UserError
-from offrl.runs.results import COLUMNS, Results, Score, collect, group, groups, reference, settings_matrix, write
+from offrl.runs.comparable import group, groups, reference, settings_matrix
+from offrl.runs.results import collect, write
+from offrl.runs.score import COLUMNS, Results, Score
 from offrl.tasks.provenance import Provenance
 
 HEADER = (

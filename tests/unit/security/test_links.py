@@ -23,6 +23,7 @@ from offrl.labelling.cache import Answers
 from offrl.runs import results
 from offrl.runs.log import LineFile, json_step
 from offrl.runs.run import SavedRun
+from offrl.runs.score import Results
 from offrl.system import files, locks
 from offrl.world_models.model import load as load_model
 
@@ -130,7 +131,7 @@ def png(path: Path) -> None:
 
 def parquet(path: Path) -> None:
     pytest.importorskip("pyarrow")
-    results.write(results.Results([], [], [], [], {}, {}, "", 1), path.with_suffix(".csv"))
+    results.write(Results([], [], [], [], {}, {}, "", 1), path.with_suffix(".csv"))
 
 
 def npz(path: Path) -> None:

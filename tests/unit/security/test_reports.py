@@ -20,8 +20,8 @@ from offrl.report.build import report
 from offrl.report.config import ReportConfig
 from offrl.report.context import ReportContext
 from offrl.report.page import Page, slug
-from offrl.runs.results import Results
 from offrl.runs.run import SavedRun
+from offrl.runs.score import Results
 
 ROOT = Path(__file__).resolve().parents[3]
 SAVED = ROOT / "tests" / "data" / "run"

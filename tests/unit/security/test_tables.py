@@ -19,8 +19,9 @@ from offrl.ope.selection import read_returns
 from offrl.report.rows import TABLE, entries, table
 from offrl.runs.log import RunLog
 from offrl.runs.parse import whole_rows
-from offrl.runs.results import Results, Score, collect, write
+from offrl.runs.results import collect, write
 from offrl.runs.run import SavedRun
+from offrl.runs.score import Results, Score
 from offrl.settings.replicas import expand
 from offrl.system.csv_text import read, rows_of, text_of
 
