@@ -37,7 +37,7 @@ train
   offrl train my.hdf5 dataset.fields.observations=obs eval.env=Hopper-v5
   offrl train grid.temperature=1,3,10 grid.expectile=0.7,0.9       24 policies as one program
   offrl train resume=runs/NAME       continue a run (so does the command that began it)
-  offrl tune my.hdf5 algos=iql,td3_bc budget=32x40000              choose settings by the data alone; episodes=20: and 20 real ones
+  offrl tune dataset=my.hdf5 algos=iql,td3_bc budget=32x40000      choose settings by the data alone; episodes=20: and 20 real ones
   offrl finetune runs/NAME env=Hopper-v5 steps=100000              let its policies go on learning in an environment; fresh: algo=sac_n
   offrl benchmark suite=d4rl-gym algos=bc,td3_bc,iql seeds=5       datasets x algorithms x seeds; launcher=local, ray, slurm
 
