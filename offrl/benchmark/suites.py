@@ -80,7 +80,7 @@ def _parse(values: Mapping[str, Any], path: Path, folder: Path) -> Suite:
     listed = values.get("datasets") or []
     if not isinstance(listed, list):
         raise UserError(f"{path}: datasets must be a list of names, or of maps with a name")
-    steps = _whole(values.get("steps"), str(path))
+    steps = _whole_number(values.get("steps"), str(path))
     entries = _labelled([_entry(item, folder, str(path)) for item in listed], str(path))
     references = _references(values.get("references"), str(path))
     labels = [e.label for e in entries]
@@ -153,7 +153,7 @@ def _labelled(entries: Sequence[Entry], where: str) -> list[Entry]:
     return [Entry(e.name, label(i), e.settings) for i, e in enumerate(entries)]
 
 
-def _whole(steps: Any, where: str) -> int | None:
+def _whole_number(steps: Any, where: str) -> int | None:
     """A number of updates, also as YAML reads 1e6: a string. Raises UserError."""
     if steps is None:
         return None

@@ -142,7 +142,7 @@ def seal_compiled() -> None:
     for code in Path(folder).glob("*/*.so") if code_cache.is_own(folder) else ():
         with contextlib.suppress(OSError, UserError):
             content, seal = code.read_bytes(), code.with_suffix(SEAL)
-            if not seal.exists() and _whole(content):  # another process may be writing its own
+            if not seal.exists() and _is_complete(content):  # another process may be writing its own
                 write_text(seal, hashlib.sha256(content).hexdigest())
 
 
@@ -153,12 +153,12 @@ def _sound(code: Path) -> bool:
         seal = code.with_suffix(SEAL)
         if seal.exists():
             return hashlib.sha256(content).hexdigest() == seal.read_text()
-        return _whole(content) or time.time() - code.stat().st_mtime < WRITING
+        return _is_complete(content) or time.time() - code.stat().st_mtime < WRITING
     except OSError:
         return True  # somebody else removed it
 
 
-def _whole(library: bytes) -> bool:
+def _is_complete(library: bytes) -> bool:
     """True where the end of the file is there: the table of sections (of ELF; elsewhere nobody knows)."""
     if sys.platform != "linux":
         return True

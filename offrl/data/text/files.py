@@ -165,7 +165,7 @@ def _items(path: Path) -> Iterator[tuple[str, Any]]:
         and text.lstrip()[:1] in ("[", "{")
         and second is not None
     ):
-        document = _whole(path)  # one value over many lines, such as an indented list
+        document = _document(path)  # one value over many lines, such as an indented list
         if not isinstance(document, UserError) or path.name.lower().endswith((".json", ".json.gz")):
             value, second = document, None
     if second is None and isinstance(value, list) and not (value and all(is_step(v) for v in value)):
@@ -230,7 +230,7 @@ def _unpacked_size(raw: Any) -> int:
     return size
 
 
-def _whole(path: Path) -> Any:
+def _document(path: Path) -> Any:
     """The file as one JSON value, or a UserError."""
     try:
         with path.open("rb") as raw:
