@@ -1,10 +1,14 @@
 """The crossing of `envs/stitch.py` as a chain of few cells with four actions: one choice at A and one at M decide
 everything.
 
-      G
-D - A - M - X     Three cells from one letter to the next (A - M two steps), each episode of the data along one way: A
--> M -> X earns 1, B           A -> D 1.5, B -> M -> G 2; A -> M -> G, which no episode takes, would earn 3. Episodes
-that are scored begin at A.
+        G
+        |
+D - A - M - X
+        |
+        B
+
+Three cells from one letter to the next (A - M two steps), each episode of the data along one way: A -> M -> X earns 1,
+A -> D 1.5, B -> M -> G 2; A -> M -> G, which no episode takes, would earn 3. Episodes that are scored begin at A.
 
 For methods that compare what one step is worth: on the plane a step off the best way costs next to nothing, here it
 costs the way."""

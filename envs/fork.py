@@ -1,15 +1,17 @@
 """A point that has to go round an obstacle in its way, above it or below, and demonstrations of both ways: the data
 fork.
 
-           . - - - .            The way above pays 2 at the goal G. The way below pays as much, and costs a toll: 5
-           times its depth.
-        .     ___     .         Whoever touches the disc has crashed: the episode ends and costs 0.5. Each step costs
-        0.2.
+           . - - - .
+        .     ___     .
    S  .      /   \\      .  G
-      .      \\___/      .       A demonstration begins anywhere in S and takes either way, whatever its start. The mean
-      of the two ways .             .         leads into the disc.
-          . - toll- .           Some steps of demonstrations go anywhere: they show what is not to be done, and how to
-          come back.
+      .      \\___/      .
+        .             .
+          . - toll- .
+
+The way above pays 2 at the goal G; the way below pays as much, and costs a toll: 5 times its depth. Whoever touches the
+disc has crashed: the episode ends and costs 0.5. Each step costs 0.2. A demonstration begins anywhere in S and takes
+either way, whatever its start, so the mean of the two ways leads into the disc. Some steps of demonstrations go
+anywhere: they show what is not to be done, and how to come back.
 
 `point-fork`: one action leads from S to where the way can be seen. `stale-fork`: an action moves the point by a quarter
 of that, and the point's position is seen at every fourth step only, with its age. A policy that draws each action by

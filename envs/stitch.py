@@ -1,12 +1,20 @@
 """A point in the plane whose data hold no episode as good as two of them put together, and the data themselves, made
 anew from a seed.
 
-    G       Episodes in the data: A -> M -> X, return 1, all of it earned before M: X is a dead end.
-    |                             A -> D, return 1.5: a decoy, the best that the data show from A.
-D - A - M - X                     B -> M -> G, return 2, all of it earned after M.
-        |             An episode that is scored begins at A. The best one, A -> M -> G, earns 3: the first half of one
-        kind and the second B             half of another. At a target return of 2 or more, a policy that knows returns
-        of whole episodes takes D.
+        G
+        |
+D - A - M - X
+        |
+        B
+
+Episodes in the data:
+
+- A -> M -> X, return 1, all of it earned before M: X is a dead end
+- A -> D, return 1.5: a decoy, the best that the data show from A
+- B -> M -> G, return 2, all of it earned after M
+
+An episode that is scored begins at A. The best one, A -> M -> G, earns 3: the first half of one kind and the second
+half of another. At a target return of 2 or more, a policy that knows returns of whole episodes takes D.
 
 A step earns by how much it climbs a hill (`height`), so no way round and round pays. What could distinguish the kinds
 but the point's position and the rewards does not: A and B are as far from M as A from D, X is as far from M as G, and

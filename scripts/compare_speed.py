@@ -1,11 +1,14 @@
 """Training updates per second of offrl beside plain PyTorch loops, other people's own classes, d3rlpy and JAX, in turns
 on one core.
 
-    python scripts/compare_speed.py --checkouts FOLDER --out FILE.md       # all tables: a quarter of an hour, most of
-    it compilers python scripts/compare_speed.py --only iql --rounds 10 --seconds 3     # one algorithm, with narrower
-    ranges python scripts/compare_speed.py --quick --only iql                     # shows that everything works; its
-    numbers mean little python scripts/compare_speed.py --check                                # only compares the
-    losses of the loops with offrl's
+    # all tables: a quarter of an hour, most of it compilers
+    python scripts/compare_speed.py --checkouts FOLDER --out FILE.md
+    # one algorithm, with narrower ranges
+    python scripts/compare_speed.py --only iql --rounds 10 --seconds 3
+    # shows that everything works; its numbers mean little
+    python scripts/compare_speed.py --quick --only iql
+    # only compares the losses of the loops with offrl's
+    python scripts/compare_speed.py --check
 
 Each contestant is a program of its own (scripts/peers). In every round each of them runs one burst while the others
 wait, so that whatever else happens on the machine meets all of them; numbers are medians over rounds, and a ratio is

@@ -1,10 +1,9 @@
 """One command for a machine with a CUDA GPU: is the captured training step right, how fast is it, how much memory does
 it take.
 
-    python scripts/gpu_check.py --out docs/benchmarks/gpu.md              # at most 9 minutes (--minutes)
-    python scripts/gpu_check.py --full --only timed                       # the 1,000,000 updates of IQL to their end,
-    however long python scripts/gpu_check.py --device cpu --small                      # the same logic in small, eager
-    against compiled: 5 minutes
+    python scripts/gpu_check.py --out docs/benchmarks/gpu.md  # at most 9 minutes (--minutes)
+    python scripts/gpu_check.py --full --only timed  # the 1,000,000 updates of IQL to their end, however long
+    python scripts/gpu_check.py --device cpu --small  # the same logic in small, eager against compiled: 5 minutes
 
 The measurements run in worker processes. One is replaced when a job breaks it or takes longer than it may; comparisons,
 which mostly wait for the compiler, run in several at a time (--lanes). The report is printed in any case, also after
@@ -12,7 +11,8 @@ Ctrl-C or SIGTERM, and written to --out after every job. Needs torch, NumPy, pyt
 algorithms) and offrl's own files; some checks need offrl's other requirements, and say so.
 
 To see what failures look like: OFFRL_CHECK_FAIL="equality:bc,speed:iql=hang,draws=die" makes these jobs fail (raise,
-hang or die)."""
+hang or die).
+"""
 
 from __future__ import annotations
 

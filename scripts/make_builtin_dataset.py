@@ -1,8 +1,8 @@
 """Makes the dataset that ships with offrl: mixed-quality Hopper-v5 episodes (needs the extra `collect`).
 
-    python scripts/make_builtin_dataset.py train --out /tmp/hopper     # about 30 minutes on one core: SAC, a snapshot
-    every 5,000 steps python scripts/make_builtin_dataset.py collect --snapshots /tmp/hopper --out
-    offrl/assets/hopper-mixed-v0.hdf5
+    # about 30 minutes on one core: SAC, a snapshot every 5,000 steps
+    python scripts/make_builtin_dataset.py train --out /tmp/hopper
+    python scripts/make_builtin_dataset.py collect --snapshots /tmp/hopper --out offrl/assets/hopper-mixed-v0.hdf5
 
 `train` learns one SAC policy with stable-baselines3 and prints each snapshot's deterministic return. `collect` sorts
 the snapshots by that return and rolls out (stochastically) an untrained, an early, a medium and the best one. Most rows

@@ -1,11 +1,14 @@
 """What each test costs and what it alone covers: CPU seconds of the test and of the processes it starts, and the lines
 of offrl/ that no other test runs.
 
-    python scripts/test_costs.py run --out costs                        # the fast tier, measured twice as slow as it
-    is: coverage traces it python scripts/test_costs.py run --out costs --no-coverage -m slow  # CPU seconds alone; what
-    is unknown goes to pytest python scripts/test_costs.py show costs --by file                   # or class, test,
-    directory; --top 40 python scripts/test_costs.py total costs other                      # CPU seconds by directory
-    and share of lines covered, side by side
+    # the fast tier, measured twice as slow as it is: coverage traces it
+    python scripts/test_costs.py run --out costs
+    # CPU seconds alone; what is unknown goes to pytest
+    python scripts/test_costs.py run --out costs --no-coverage -m slow
+    # or class, test, directory; --top 40
+    python scripts/test_costs.py show costs --by file
+    # CPU seconds by directory and share of lines covered, side by side
+    python scripts/test_costs.py total costs other
 
 `run` needs the package `coverage`. `costs/` then holds `seconds.jsonl`, a line a test, and `coverage`, coverage.py's
 database with a context a test. A module's own lines (`def`, `import`) run once for whoever imports it first and count

@@ -1,8 +1,9 @@
-"""Language models as helpers for control: they label rewards, preferences or subgoals of a dataset
-(`offrl data label`).
+"""Language models as helpers for control: they label rewards, preferences or subgoals of a dataset (`offrl data
+label`).
 
-    labeller = Endpoint("http://127.0.0.1:8000/v1", "qwen3-8b")     # or LocalModel("path/to/model"), or any object of
-    this form answers, counts = ask(labeller, prompts, Answers("answers.jsonl"))
+    # or LocalModel("path/to/model"), or any object of this form
+    labeller = Endpoint("http://127.0.0.1:8000/v1", "qwen3-8b")
+    answers, counts = ask(labeller, prompts, Answers("answers.jsonl"))
 
 Nothing else of offrl needs a language model. Imported lazily, as local models need torch and transformers.
 """

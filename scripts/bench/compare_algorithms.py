@@ -1,8 +1,9 @@
 """The cost of an update of every registered algorithm, relative to TD3+BC's, compiled and eager, on one core.
 
-    python scripts/bench/compare_algorithms.py --out docs/benchmarks/algorithms.md    # about 8 minutes where nothing
-    else runs python scripts/bench/compare_algorithms.py --quick --only td3_bc iql --modes eager           # shows that
-    it works
+    # about 8 minutes where nothing else runs
+    python scripts/bench/compare_algorithms.py --out docs/benchmarks/algorithms.md
+    # shows that it works
+    python scripts/bench/compare_algorithms.py --quick --only td3_bc iql --modes eager
 
 All of them are kept in memory, warm; in every round each trains for --seconds while the others wait, and ratios are
 taken within a round, so that whatever else happens on the machine meets all of them.

@@ -1,11 +1,14 @@
 """Curves of fine-tuning on Pendulum-v1: IQL, TD3+BC, Cal-QL from medium-replay data, SAC from scratch with and without
 it, SB3's SAC.
 
-offrl collect env=Pendulum-v1 recipe=d4rl steps=10000 rows=20000 out=pendulum      # the data, two minutes
-python scripts/bench/finetune.py --data pendulum/pendulum-v1-medium-replay.hdf5 --out FOLDER            # all; several
-hours on one core python scripts/bench/finetune.py ... --only iql scratch sb3 --seeds 2 --steps 5000 --updates 5000
-# a part of it python scripts/bench/finetune.py --out FOLDER --stage table                                             #
-what is there, again
+    # the data, two minutes
+    offrl collect env=Pendulum-v1 recipe=d4rl steps=10000 rows=20000 out=pendulum
+    # all; several hours on one core
+    python scripts/bench/finetune.py --data pendulum/pendulum-v1-medium-replay.hdf5 --out FOLDER
+    # a part of it
+    python scripts/bench/finetune.py ... --only iql scratch sb3 --seeds 2 --steps 5000 --updates 5000
+    # what is there, again
+    python scripts/bench/finetune.py --out FOLDER --stage table
 
 Everything is kept in --out: what is there already is not run again, and a run that was stopped goes on. Writes
 finetune.md and .png."""

@@ -1,10 +1,9 @@
 """GFLOP/s of float32 matrix products by shape, of the two libraries that torch has for them, of offrl's own, and of
 JAX: a Markdown table.
 
-    python scripts/bench/products.py                                                   # this CPU as it is
-    python scripts/bench/products.py --limit avx2                                      # with AVX2's instructions, as an
-    older CPU's python scripts/bench/products.py --jax ~/.cache/offrl/compare/jax/bin/python       # beside JAX of
-    another environment
+    python scripts/bench/products.py  # this CPU as it is
+    python scripts/bench/products.py --limit avx2  # with AVX2's instructions, as an older CPU's
+    python scripts/bench/products.py --jax ~/.cache/offrl/compare/jax/bin/python  # beside JAX of another environment
 
 [m, k] times [k, n], one thread; N and T say which factor is stored transposed: NN is the gradient with respect to a
 layer's input where its weights are [out, in], NT its forward pass, TN the gradient of its weights. "2 x" are two

@@ -1,16 +1,17 @@
 """The Trajectory Transformer's parts: what its tokens lose, what keys that are kept save, what beam search finds.
 
-    offrl train algo=tt dataset=pendulum_v1.1.0.h5 experiment=none seeds=1 steps=3000 name=tt-pendulum compile=compiled
-    eval.env=none \\ algo.width=64 algo.layers=2 algo.heads=2 algo.batch_size=64 algo.learning_rate=1e-3 algo.dropout=0
-    \\ algo.warmup_steps=100 algo.decay_steps=3000 algo.plan_horizon=10
-    python scripts/bench/tt.py --run runs/tt-pendulum --env Pendulum-v1 --data FILE ... --out
-    docs/benchmarks/trajectory-transformer.md
+    offrl train algo=tt dataset=pendulum_v1.1.0.h5 experiment=none seeds=1 steps=3000 name=tt-pendulum \\
+        compile=compiled eval.env=none algo.width=64 algo.layers=2 algo.heads=2 algo.batch_size=64 \\
+        algo.learning_rate=1e-3 algo.dropout=0 algo.warmup_steps=100 algo.decay_steps=3000 algo.plan_horizon=10
+    python scripts/bench/tt.py --run runs/tt-pendulum --env Pendulum-v1 --data FILE ... \\
+        --out docs/benchmarks/trajectory-transformer.md
 
 Tokens: the root mean square of (what comes back - number), by the standard deviation of the dimension, averaged over
 dimensions. "Published" is the authors' rule: thresholds at every ceil(R/N)-th of the sorted samples and the largest, a
 bin stands for the middle between two. Time: seconds of CPU for a plan, on one thread, median of interleaved rounds;
 "anew" computes all keys for each token. Plans: from the same prefixes of the data and the same starts of episodes;
-earned is what the environment paid in whole episodes."""
+earned is what the environment paid in whole episodes.
+"""
 
 from __future__ import annotations
 

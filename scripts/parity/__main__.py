@@ -1,12 +1,12 @@
 """Compare our updates with the reference implementations', five in a row, in float64, and print a table.
 
-    git clone https://github.com/corl-team/CORL REFERENCES/corl-team+CORL     # what is missing is named, with its
-    commit python scripts/parity --checkouts REFERENCES                              # all methods python scripts/parity
-    --checkouts REFERENCES td3_bc iql                   # some python scripts/parity --checkouts REFERENCES --out
-    docs/benchmarks/parity.md
+    git clone https://github.com/corl-team/CORL REFERENCES/corl-team+CORL  # what is missing is named, with its commit
+    python scripts/parity --checkouts REFERENCES  # all methods
+    python scripts/parity --checkouts REFERENCES td3_bc iql  # some
+    python scripts/parity --checkouts REFERENCES --out docs/benchmarks/parity.md
 
-    python scripts/parity --checkouts REFERENCES --reuse-draws fql            # that a draw used twice is noticed: must
-    be above its limit
+    # that a draw used twice is noticed: must be above its limit
+    python scripts/parity --checkouts REFERENCES --reuse-draws fql
 
 A checkout is looked for under REFERENCES/OWNER+NAME, OWNER/NAME and NAME. Comparisons with JAX code need packages of
 their own, which are named; where these are absent there is no row, and a line says so. Exit status: 1 where a

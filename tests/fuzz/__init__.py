@@ -13,11 +13,14 @@ of a real file), `slips` changes columns as a person's own script might, `contai
 JSON, single bytes. `oracle`, written apart from `offrl.data` and in plain loops, reads the file slowly and says which
 episodes it holds, that it must be refused, or that either is fine. A case ends as
 
-    right        the dataset holds the oracle's episodes          refused      one line that names the file, where that
-    is due or fine strict       refused, though the oracle finds nothing wrong   unclear      refused, in several lines
-    or without naming the file wrong        other episodes, or loaded though it must not     traceback    anything but a
-    `UserError` memory       took more than `case.MEMORY` MB beside the file   crash, hang  the process died, or took
-    more than `runner.SECONDS`
+    right        the dataset holds the oracle's episodes
+    refused      one line that names the file, where that is due or fine
+    strict       refused, though the oracle finds nothing wrong
+    unclear      refused, in several lines or without naming the file
+    wrong        other episodes, or loaded though it must not
+    traceback    anything but a `UserError`
+    memory       took more than `case.MEMORY` MB beside the file
+    crash, hang  the process died, or took more than `runner.SECONDS`
 
 and all but the first two are failures. (`library`, which is none: the process died while the oracle read the file with
 h5py or pyarrow alone.) Cases run in a process of their own, whose address space is limited.

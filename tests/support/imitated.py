@@ -6,10 +6,12 @@ CUDA graph can hold (the host waits for a value, a copy between host and GPU, a 
 graphs are imitated: capturing notes the operations, replaying repeats them in the same memory. Not imitated: streams,
 memory, CUDA's kernels.
 
-    python -m tests.support.imitated             # every algorithm of tests/conformance: a Markdown table, in a few
-    minutes python -m tests.support.imitated iql dt      # these only
-    python -m tests.support.imitated --before TABLE.md    # beside what the first command wrote in a checkout of another
-    commit
+    # every algorithm of tests/conformance: a Markdown table, in a few minutes
+    python -m tests.support.imitated
+    # these only
+    python -m tests.support.imitated iql dt
+    # beside what the first command wrote in a checkout of another commit
+    python -m tests.support.imitated --before TABLE.md
 """
 
 from __future__ import annotations
