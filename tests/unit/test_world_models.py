@@ -97,10 +97,10 @@ def test_a_model_is_trained_once_and_used(tmp_path: Path, capsys: pytest.Capture
 
 @pytest.mark.nightly
 def test_without_a_model_one_is_trained_first_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from offrl.algorithms import mopo
+    from offrl.world_models import model_rollouts
 
     dynamics = {k.removeprefix("algo."): v for k, v in MODEL.items() if k != "compile"} | {"max_epochs": 2}
-    monkeypatch.setattr(mopo, "required", lambda settings: required({**dynamics, **settings}))
+    monkeypatch.setattr(model_rollouts, "required", lambda settings: required({**dynamics, **settings}))
     data = arrays()
     first = offrl.train("mopo", data, seeds=1, steps=8, runs_dir=str(tmp_path), settings=AGENT, **QUIET)
     (model,) = tmp_path.glob("dynamics-*")
