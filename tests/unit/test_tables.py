@@ -142,6 +142,9 @@ def test_a_column_twice_is_one_line(tmp_path: Path) -> None:
     table = pa.Table.from_pandas(usual(), preserve_index=False)
     pq.write_table(table.append_column("episode", table.column("episode")), tmp_path / "x.parquet")
     assert "has a column twice: episode" in refused(DatasetConfig(name=str(tmp_path / "x.parquet")))
+    unnamed = table.append_column("", table.column("episode")).append_column("", table.column("episode"))
+    pq.write_table(unnamed, tmp_path / "y.parquet")
+    assert "has a column twice: one without a name" in refused(DatasetConfig(name=str(tmp_path / "y.parquet")))
 
 
 def test_rows_are_sorted_by_episode_and_time(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ class CsvFile(Tabular):
                 f"{path}: its first line holds numbers ({head.strip()[:60]}): give it a first line with the columns' "
                 "names"
             )
-        self.refuse_doubles()
+        self.refuse_doubles([n for n in self.names if n])
         self.units = self._units()
 
     def read(self, names: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:

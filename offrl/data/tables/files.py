@@ -64,7 +64,7 @@ class ParquetTable(Tabular):
         self.file = open_parquet(path)
         self.sizes: dict[str, int] = {}
         self.names = [str(n) for n in self.file.schema_arrow.names]
-        self.refuse_doubles()
+        self.refuse_doubles(self.names)
 
     def _refuse_growth(self, name: str, size: int) -> None:
         self.sizes[name] = size

@@ -56,7 +56,7 @@ class Frame(Tabular):
                 self.time = "" if at is None else str(names[at])
         self.frame, self.where = frame, where
         self.names = [str(c) for c in frame.columns]
-        self.refuse_doubles()
+        self.refuse_doubles(self.names)
 
     def kinds(self) -> dict[str, str]:
         """See `Tabular`; by the types of the columns."""

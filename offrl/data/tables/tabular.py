@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -22,10 +22,10 @@ class Tabular(ABC):
     # beginnings of names that belong to the file's layout: nothing is said where nothing takes these
     own_names: tuple[str, ...] = ()
 
-    def refuse_doubles(self) -> None:
-        """Raises UserError where two columns have one name."""
-        if twice := sorted({n for n in self.names if n and self.names.count(n) > 1}):
-            raise UserError(f"{self.where} has a column twice: {', '.join(twice)}")
+    def refuse_doubles(self, names: Sequence[str]) -> None:
+        """Raises UserError where two columns have one of these names."""
+        if twice := sorted({n for n in names if names.count(n) > 1}):
+            raise UserError(f"{self.where} has a column twice: {', '.join(n or 'one without a name' for n in twice)}")
 
     @abstractmethod
     def read(self, names: Collection[str], exact: Mapping[str, str]) -> dict[str, np.ndarray]:
