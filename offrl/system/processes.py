@@ -98,6 +98,9 @@ def ending(process: subprocess.Popen[bytes]) -> str:
     return f"was killed by {name}" + (" (the system does that when memory runs out)" if name == "SIGKILL" else "")
 
 
+Blob = tuple[str, bytes]  # the folder of `Shared`, and the pickle of all but its large tensors
+
+
 class Shared:
     """An object whose large tensors lie in files in memory, so that all processes of the machine read the same copy."""
 
@@ -112,7 +115,7 @@ class Shared:
         parent = memory if memory.is_dir() and shutil.disk_usage(memory).free > 2 * nbytes else None
         self._folder = TemporaryFolder("offrl-", parent or Path(tempfile.gettempdir()))
         self.folder = self._folder.path
-        self.blob = pickle.dumps((str(self.folder), buffer.getvalue()))
+        self.blob = (str(self.folder), buffer.getvalue())
         try:
             for number, tensor in enumerate(pickler.tensors):
                 content = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
@@ -138,9 +141,9 @@ class _Pickler(pickle.Pickler):
         return len(self.tensors) - 1, obj.dtype, tuple(obj.shape)
 
 
-def attach(blob: bytes) -> Any:
+def attach(blob: Blob) -> Any:
     """The object behind `Shared.blob`, in any process. Its large tensors must only be read."""
-    folder, content = pickle.loads(blob)
+    folder, content = blob
 
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, pid: Any) -> torch.Tensor:

@@ -191,9 +191,11 @@ def work(descriptor: str) -> None:
             answer("bug" if line is None else "user", line or traceback.format_exc())
 
 
-def _engine(blob: bytes, replicas: list[Replica], sizes: list[int], device_name: str, threads: int) -> LocalEngine:
+def _engine(
+    blob: processes.Blob, replicas: list[Replica], sizes: list[int], device_name: str, threads: int
+) -> LocalEngine:
+    plan: Plan
     plan, source = processes.attach(blob)
-    assert isinstance(plan, Plan)
     device = torch.device(device_name)
     backend.configure(device, threads, plan.precision)
     if device.type == "cuda":
