@@ -32,7 +32,7 @@ from offrl.settings.field import defaults, setting
 @dataclass
 @defaults(init="orthogonal")
 class InSampleSettings(ActorScheduleSettings, CriticSettings):
-    """Settings of IQL and its relatives; the defaults are the authors' for D4RL's locomotion tasks."""
+    """Settings of in-sample algorithms with IQL's policy; the defaults are its authors' for D4RL's locomotion tasks."""
 
     temperature: float = setting(3.0, "multiplies the advantage in the exponent; larger is greedier", low=0.0)
     max_weight: float = setting(100.0, "cap of the exponential weights", low=0.0)
