@@ -18,10 +18,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from offrl import rng
+from offrl.actor import NoisyActor
 from offrl.algorithm import Algorithm, TrainState, select, stack, with_settings
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.families.in_sample import InSampleSettings
 from offrl.settings.field import check
 from offrl.settings.replicas import varied
 from offrl.system import files as checkpoint
@@ -453,7 +453,7 @@ def test_act(case: Case, tmp_path: Path) -> None:
         # a deterministic policy has no noise, but where it is to be trained on in an environment (IQL's and its
         # relatives')
         noisy = explore and (
-            getattr(algorithm.config, "policy", "") != "deterministic" or isinstance(algorithm.config, InSampleSettings)
+            getattr(algorithm.config, "policy", "") != "deterministic" or isinstance(actor, NoisyActor)
         )
         noisy |= explore and spec.discrete
         # generative policies draw when they are scored, too
