@@ -69,7 +69,7 @@ class Unpacked:
         batch = {name: self.column(name, rows) for name in self.columns}
         if self.layout is None:
             return batch
-        table = [column.reshape(len(rows), -1).to(torch.float32) for column in batch.values()]
+        table = [column.reshape(len(rows), -1).float() for column in batch.values()]
         return split(torch.cat(table, 1), self.layout)
 
     def column(self, name: str, rows: Tensor) -> Tensor:
@@ -125,9 +125,9 @@ def layout_of(columns: Mapping[str, tuple[Tensor, Tensor | None]]) -> Layout | N
 
 def pack(columns: Mapping[str, tuple[Tensor, Tensor | None]], layout: Layout) -> Packed:
     """Rows (None: all) of columns, packed."""
-    sizes = {len(column if rows is None else rows) for column, rows in columns.values()}
-    ends = [last for _, last, _, _ in layout.values()]
-    table = torch.empty(sizes.pop(), ends[-1], dtype=torch.float32, device=next(iter(columns.values()))[0].device)
+    column, rows = next(iter(columns.values()))
+    width = max(last for _, last, _, _ in layout.values())
+    table = torch.empty(len(column if rows is None else rows), width, device=column.device)
     for name, (start, end, _, _) in layout.items():
         column, rows = columns[name]
         table[:, start:end] = (column if rows is None else column[rows]).reshape(len(table), -1)
