@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -55,9 +55,10 @@ class DrQ(ImageEncoder):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         height, width, channels = shape
-        self.layers = nn.ModuleList(nn.Conv2d(32 if i else channels, 32, 3, 1 if i else 2) for i in range(4))
-        for layer in self.layers:
+        layers = [nn.Conv2d(32 if i else channels, 32, 3, 1 if i else 2) for i in range(4)]
+        for layer in layers:
             initialise(layer.weight, layer.bias, "orthogonal")
+        self.layers = nn.ModuleList(layers)
         self.features = 32 * ((height - 3) // 2 - 5) * ((width - 3) // 2 - 5)
 
     def encode(self, images: Tensor) -> Tensor:
@@ -146,12 +147,13 @@ class Dreamer(ImageEncoder):
         height, width, channels = shape
         stages = 4 if min(height, width) >= 48 else 3
         sizes = [channels, *(depth * m for m in (2, 3, 4, 4)[:stages])]
-        self.layers = nn.ModuleList(nn.Conv2d(i, o, 5, padding=2) for i, o in pairwise(sizes))
-        self.scales = nn.ParameterList(nn.Parameter(torch.ones(o)) for o in sizes[1:])
-        for layer in self.layers:
+        layers = [nn.Conv2d(i, o, 5, padding=2) for i, o in pairwise(sizes)]
+        for layer in layers:
             deviation = 1.1368 * layer.weight[0].numel() ** -0.5  # before it is cut off, which narrows it
             nn.init.trunc_normal_(layer.weight, 0.0, deviation, -2.0 * deviation, 2.0 * deviation)
-            nn.init.zeros_(layer.bias)
+            nn.init.zeros_(cast(Tensor, layer.bias))
+        self.layers = nn.ModuleList(layers)
+        self.scales = nn.ParameterList(torch.ones(o) for o in sizes[1:])
         self.features = sizes[-1] * (height >> stages) * (width >> stages)
 
     def encode(self, images: Tensor) -> Tensor:
