@@ -85,7 +85,7 @@ def ordered_max_pool(x: Tensor, before: Sequence[int]) -> Tensor:
     sizes = [-(-n // 2) for n in x.shape[-2:]]
     x = F.pad(x, (before[1], 1, before[0], 1), value=-math.inf)
     for dim, size in zip((-2, -1), sizes, strict=True):
-        first, second, third = (x.movedim(dim, 0)[i : i + 2 * size - 1 : 2] for i in range(3))
+        first, second, third = (x.movedim(dim, 0)[i : i + 2 * size : 2] for i in range(3))
         x = torch.maximum(torch.maximum(first, second), third).movedim(0, dim)
     return x
 

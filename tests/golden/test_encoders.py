@@ -74,6 +74,8 @@ def test_numbers_of_features_and_parameters() -> None:
     features = {key: made.features for key, made in sizes.items()}
     assert features == {("drq", 32): 2592, ("drq", 64): 20_000, ("dreamer", 32): 1024, ("dreamer", 64): 1024}
     assert make_image_encoder("drq", (84, 84, 9)).features == 39_200
+    # three stages, then four
+    assert [make_image_encoder("dreamer", (n, 64, 3)).features for n in (47, 48)] == [64 * 5 * 8, 64 * 3 * 4]
     resnet = make_image_encoder("resnet18", (32, 32, 3))
     assert sum(p.numel() for p in resnet.parameters()) == 11_176_512
     impala = make_image_encoder("impala_small", (64, 64, 3))
