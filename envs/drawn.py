@@ -147,8 +147,9 @@ class PointMassWorld(DrawnWorld):
         return np.clip(5.0 * (goal - position) - velocity, -1.0, 1.0)
 
     def things(self, observations: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        x, y, _, _, *goal = observations.T[:, :, None, None]
-        return cover(x, y, 0.12), cover(*goal, 0.2) - cover(*goal, 0.1), np.zeros(())
+        x, y, _, _, goal_x, goal_y = observations.T[:, :, None, None]
+        ring = cover(goal_x, goal_y, 0.2) - cover(goal_x, goal_y, 0.1)
+        return cover(x, y, 0.12), ring, np.zeros(())
 
 
 WORLDS: dict[str, PendulumWorld | PointMassWorld] = {"pendulum": PendulumWorld(), "point-mass": PointMassWorld()}
@@ -167,11 +168,12 @@ class DrawnEnvironment(BaseEnvironment):
         self.world, self.observes, self.render_mode = WORLDS[world], observes, render_mode
         size, actions = self.world.dims
         state, pixels = partial(spaces.Box, -np.inf, np.inf), spaces.Box(0, 255, (SIDE, SIDE, 3), np.uint8)
-        self.observation_space = {
+        spaces_by_name: dict[str, spaces.Space] = {
             "pixels": pixels,
             "state": state((size,)),
             "both": spaces.Dict({"pixels": pixels, "state": state((actions,))}),  # a velocity for each action
-        }[observes]
+        }
+        self.observation_space = spaces_by_name[observes]
         self.action_space = spaces.Box(-1.0, 1.0, (actions,), np.float32)
         self.states = self.world.start(np.random.default_rng(0), 1)
 
