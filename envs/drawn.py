@@ -1,0 +1,270 @@
+"""A pendulum and a point mass that are seen in pictures of 32 x 32 pixels, which NumPy draws: for learning from images
+on a CPU, without OpenGL.
+
+Each is an environment of pictures, one of the states that they show, and the point mass one of both (several streams):
+the same seed and actions lead through the same states. A picture shows no velocity: two (`dataset.frames=2`) do. All
+can be drawn from observed states, so data of states are data of pictures as well (`scripts/bench/drawn.py`)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from offrl.envs import point_mass
+from offrl.envs.generated import BaseEnvironment, Info, raw_data, side_by_side
+from offrl.registry import register
+from offrl.tasks.task import Task
+
+if TYPE_CHECKING:
+    from offrl.data.raw import RawData
+
+SIDE, EDGE = 32, 1.2  # pixels; |x| and |y| of a picture's edge
+PIXEL = 2 * EDGE / SIDE
+LIMIT = 100  # steps
+ROWS = 100_000  # of the data
+NOISE = (0.0, 0.3, 0.6, 0.9)  # share of an episode of the data in which a push is held in place of control
+HELD = 8  # steps for which either goes on, on average
+
+_axis = ((np.arange(SIDE) + 0.5) * PIXEL - EDGE).astype(np.float32)
+X, Y = np.meshgrid(_axis, -_axis)  # of each pixel's middle, [32, 32]
+
+
+def cover(x: np.ndarray, y: np.ndarray, radius: float) -> np.ndarray:
+    """The share of each pixel that a disc covers, [E, 32, 32]. x, y: of the disc's middle, [E, 1, 1] or [E, 32, 32]."""
+    return np.clip((radius - np.sqrt((X - x) ** 2 + (Y - y) ** 2)) / PIXEL + 0.5, 0.0, 1.0)
+
+
+class DrawnWorld:
+    """Dynamics and pictures of E episodes side by side: states [E, S] float64, observations [E, O] float32, actions
+    [E, A] in [-1, 1], rewards [E]."""
+
+    dims: tuple[int, int]  # O, A
+    references: tuple[float, float]  # returns of uniform actions and of `control`
+    velocity: slice  # of an observation
+    reach: tuple[float, ...]  # differences of a state from the goal's that count as there
+
+    def goals(self, states: np.ndarray) -> np.ndarray:
+        """The states in which these episodes are at their goals, at rest."""
+        raise NotImplementedError
+
+    def things(self, observations: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What is drawn in red, green and blue: the share of each pixel that it covers, [E, 32, 32]; [] for nothing."""
+        raise NotImplementedError
+
+    def reached(self, states: np.ndarray) -> np.ndarray:
+        """Whether the goals are reached, bool [E]."""
+        return np.asarray((np.abs(states - self.goals(states)) < self.reach).all(-1))
+
+    def pictures(self, observations: np.ndarray) -> np.ndarray:
+        """Pictures [E, 32, 32, 3] uint8 of observations."""
+        out = np.empty((len(observations), SIDE, SIDE, 3), np.uint8)
+        for first in range(0, len(observations), 256):  # what fits a cache
+            part = slice(first, first + 256)
+            for channel, shares in enumerate(self.things(observations[part])):
+                out[part, ..., channel] = 255.0 * shares + 0.5
+        return out
+
+
+class PendulumWorld(DrawnWorld):
+    """Gymnasium's Pendulum-v1, each action twice: state (angle, angular velocity), 0 upright, observation (cos, sin,
+    angular velocity), reward -(angle² + 0.1 velocity² + 0.001 torque²) summed over both. An action of 1 is a torque of
+    2 N m, too little to lift the pendulum without swinging."""
+
+    dims, references = (3, 1), (-1225.5, -149.9)
+    velocity, reach = slice(2, 3), (0.2, 1.0)
+
+    def start(self, draw: np.random.Generator, episodes: int) -> np.ndarray:
+        """First states."""
+        return draw.uniform([-np.pi, -1.0], [np.pi, 1.0], (episodes, 2))
+
+    def move(self, states: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The states after a step, and its rewards."""
+        torque, rewards = 2.0 * np.clip(actions[:, 0], -1.0, 1.0), np.zeros(len(states))
+        angle, velocity = states.T
+        for _ in range(2):
+            rewards -= angle**2 + 0.1 * velocity**2 + 0.001 * torque**2
+            velocity = np.clip(velocity + 0.05 * (15.0 * np.sin(angle) + 3.0 * torque), -8.0, 8.0)
+            angle = (angle + 0.05 * velocity + np.pi) % (2 * np.pi) - np.pi
+        return np.stack([angle, velocity], -1), rewards
+
+    def observe(self, states: np.ndarray) -> np.ndarray:
+        """Observations of states."""
+        angle, velocity = states.T
+        return np.stack([np.cos(angle), np.sin(angle), velocity], -1).astype(np.float32)
+
+    def goals(self, states: np.ndarray) -> np.ndarray:
+        return np.zeros_like(states)
+
+    def control(self, observations: np.ndarray) -> np.ndarray:
+        """Pump energy until there is enough to stand upright, then hold the pendulum there."""
+        cos, sin, velocity = observations.T.astype(np.float64)
+        lacking = 15.0 * (1.0 - cos) - velocity**2 / 2
+        pump = np.where(velocity < 0.0, -1.0, 1.0) * lacking
+        hold = -5.0 * sin - 1.0 * velocity
+        return np.clip(np.where((cos > 0.9) & (np.abs(lacking) < 4.0), hold, pump), -1.0, 1.0)[:, None]
+
+    def things(self, observations: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        y, x = 0.8 * observations.T[:2, :, None, None]  # of the bob: upright is up
+        along = np.clip((X * x + Y * y) / 0.64, 0.0, 1.0)  # of the rod, at the point of it that is next to a pixel
+        return cover(x, y, 0.18), np.zeros(()), cover(along * x, along * y, 0.06)
+
+
+class PointMassWorld(DrawnWorld):
+    """The point mass of `envs/point_mass.py` and a goal in its box: state (position, velocity, goal), observed with the
+    velocity in tenths; the reward is 1 at the goal, and less beyond some 0.2."""
+
+    dims, references = (6, 2), (5.35, 91.16)
+    velocity, reach = slice(2, 4), (0.1, 0.1, 0.1, 0.1, 1.0, 1.0)
+
+    def start(self, draw: np.random.Generator, episodes: int) -> np.ndarray:
+        """First states, at rest."""
+        states = draw.uniform(-1.0, 1.0, (episodes, 6))
+        states[:, 2:4] = 0.0
+        return states
+
+    def move(self, states: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The states after a step, and its rewards."""
+        position, velocity = point_mass.move(states[:, :2], states[:, 2:4], actions)
+        goal = states[:, 4:]
+        rewards = point_mass.near(np.linalg.norm(position - goal, axis=-1), 0.2)
+        return np.concatenate([position, velocity, goal], -1), rewards
+
+    def observe(self, states: np.ndarray) -> np.ndarray:
+        """Observations of states."""
+        return (states * (1.0, 1.0, 10.0, 10.0, 1.0, 1.0)).astype(np.float32)
+
+    def goals(self, states: np.ndarray) -> np.ndarray:
+        goal = states[:, 4:]
+        return np.concatenate([goal, np.zeros_like(goal), goal], -1)
+
+    def control(self, observations: np.ndarray) -> np.ndarray:
+        """Push towards the goal, the less the nearer and the faster."""
+        position, velocity, goal = np.split(observations.astype(np.float64), 3, -1)
+        return np.clip(5.0 * (goal - position) - velocity, -1.0, 1.0)
+
+    def things(self, observations: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        x, y, _, _, goal_x, goal_y = observations.T[:, :, None, None]
+        ring = cover(goal_x, goal_y, 0.2) - cover(goal_x, goal_y, 0.1)
+        return cover(x, y, 0.12), ring, np.zeros(())
+
+
+WORLDS: dict[str, PendulumWorld | PointMassWorld] = {"pendulum": PendulumWorld(), "point-mass": PointMassWorld()}
+
+
+class DrawnEnvironment(BaseEnvironment):
+    """One of `WORLDS`. `info["state"]`: the observation of its state; `info["success"]`: whether the goal is reached;
+    a reset's `info["goal"]`: the observation there.
+
+    observes: pixels, state, or both: a Dict of pixels and of the velocity, as state.
+    """
+
+    metadata: Info = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012  # Gymnasium declares it so
+
+    def __init__(self, world: str, observes: str = "pixels", render_mode: str | None = None) -> None:
+        self.world, self.observes, self.render_mode = WORLDS[world], observes, render_mode
+        size, actions = self.world.dims
+        state, pixels = partial(spaces.Box, -np.inf, np.inf), spaces.Box(0, 255, (SIDE, SIDE, 3), np.uint8)
+        spaces_by_name: dict[str, spaces.Space] = {
+            "pixels": pixels,
+            "state": state((size,)),
+            "both": spaces.Dict({"pixels": pixels, "state": state((actions,))}),  # a velocity for each action
+        }
+        self.observation_space = spaces_by_name[observes]
+        self.action_space = spaces.Box(-1.0, 1.0, (actions,), np.float32)
+        self.states = self.world.start(np.random.default_rng(0), 1)
+
+    def begin(self, options: Info) -> tuple[Any, Info]:
+        self.states = self.world.start(self.np_random, 1)
+        observation, info = self._observe()
+        return observation, info | {"goal": self._shown(self.world.observe(self.world.goals(self.states)))}
+
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, Info]:
+        self.states, rewards = self.world.move(self.states, np.asarray(action, np.float64)[None])
+        observation, info = self._observe()
+        return observation, float(rewards[0]), False, False, info
+
+    def render(self) -> np.ndarray | None:
+        """The picture, [256, 256, 3] uint8."""
+        if self.render_mode is None:
+            return None
+        return self.world.pictures(self.world.observe(self.states))[0].repeat(8, 0).repeat(8, 1)
+
+    def _observe(self) -> tuple[Any, Info]:
+        states = self.world.observe(self.states)
+        return self._shown(states), {"state": states[0], "success": bool(self.world.reached(self.states)[0])}
+
+    def _shown(self, states: np.ndarray) -> Any:
+        """What is observed of states [1, O]."""
+        if self.observes == "state":
+            return states[0]
+        pixels = self.world.pictures(states)[0]
+        return pixels if self.observes == "pixels" else {"pixels": pixels, "state": states[0, self.world.velocity]}
+
+
+IDS = {
+    "drawn-pendulum": ("offrl/DrawnPendulum-v0", "pendulum", "pixels"),
+    "drawn-pendulum-state": ("offrl/DrawnPendulumState-v0", "pendulum", "state"),
+    "drawn-point-mass": ("offrl/DrawnPointMass-v0", "point-mass", "pixels"),
+    "drawn-point-mass-state": ("offrl/DrawnPointMassState-v0", "point-mass", "state"),
+    "drawn-point-mass-dict": ("offrl/DrawnPointMassDict-v0", "point-mass", "both"),
+}
+TASKS: dict[str, Task] = {}
+for _name, (_id, _world, _observes) in IDS.items():
+    _kwargs = {"world": _world, "observes": _observes}
+    gym.register(_id, entry_point="offrl.envs.drawn:DrawnEnvironment", kwargs=_kwargs, max_episode_steps=LIMIT)
+    TASKS[_name] = Task(
+        name=_name,
+        env_id=f"offrl.envs.drawn:{_id}",
+        max_episode_steps=LIMIT,
+        ref_min=WORLDS[_world].references[0],
+        ref_max=WORLDS[_world].references[1],
+        ref_label="offrl",
+        observation_dim=WORLDS[_world].dims[0] if _observes == "state" else None,
+        action_dim=WORLDS[_world].dims[1],
+        note="0 is uniform actions, 100 the controller that made the data, without pushes",
+    )
+
+
+def generate(world: str, seed: int, rows: int) -> RawData:
+    """Whole episodes of at least `rows` rows of states: of a controller in place of which a push, uniform in [-1, 1],
+    is held for a while, in some episodes (see `NOISE`) more often than in others."""
+    dynamics, draw, parts = WORLDS[world], np.random.Generator(np.random.PCG64(seed)), []
+    episodes = -(-rows // LIMIT)
+    states, size = dynamics.start(draw, episodes), (episodes, dynamics.dims[1])
+    noise, pushed, push = draw.choice(NOISE, (episodes, 1)), np.zeros((episodes, 1), bool), np.zeros(size)
+    for t in range(LIMIT):
+        anew = (draw.random((episodes, 1)) < 1.0 / HELD) | (t == 0)
+        pushed = np.where(anew, draw.random((episodes, 1)) < noise, pushed)
+        push = np.where(anew, draw.uniform(-1.0, 1.0, size), push)
+        observations = dynamics.observe(states)
+        actions = np.where(pushed, push, dynamics.control(observations)).astype(np.float32)
+        states, rewards = dynamics.move(states, actions.astype(np.float64))
+        parts.append(
+            {
+                "observations": observations,
+                "actions": actions,
+                "rewards": rewards,
+                "next_observations": dynamics.observe(states),
+            }
+        )
+    return raw_data(
+        side_by_side(parts),
+        TASKS[f"drawn-{world}-state"],
+        seed,
+        action_low=np.float32(-1.0),
+        action_high=np.float32(1.0),
+    )
+
+
+@register("task", "drawn")
+def task(name: str) -> Task | None:
+    """The task of that name."""
+    return TASKS.get(name)
+
+
+for _world in WORLDS:
+    register("dataset", f"drawn-{_world}-state")(lambda config, world=_world: generate(world, 0, ROWS))
