@@ -8,6 +8,7 @@ from typing import Any
 
 from offrl.errors import UserError, nearest
 from offrl.settings.dataset import DatasetConfig
+from offrl.settings.encoder import EncoderConfig
 from offrl.settings.evaluation import MOST_PROCESSES, EvalConfig
 from offrl.settings.field import setting
 
@@ -30,6 +31,7 @@ class TrainConfig:
 
     algo: Any = setting(None, "the algorithm; `offrl list algo=NAME` shows its own settings", shown="iql")
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     experiment: str = setting(

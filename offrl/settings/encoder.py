@@ -1,0 +1,26 @@
+"""The settings of the encoder that stands before an algorithm where observations are images or several streams.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from offrl.settings.field import setting
+
+
+@dataclass
+class EncoderConfig:
+    """One encoder for all networks of an algorithm, as DrQ-v2 has it (arXiv 2107.09645)."""
+
+    name: str = setting(
+        "auto",
+        "drq, impala, impala_small, impala_large, resnet18, dreamer, or file.py:NAME, a function of the image's shape "
+        "[H,W,C]; auto: drq; also written encoder=NAME",
+    )
+    width: int = setting(50, "numbers that networks see of an observation", low=1)
+    trained_by: str = setting(
+        "auto", "the module whose loss trains it; auto: critic, of goals value, where there is one, else actor"
+    )
+    shift: int = setting(4, "pixels by which images are shifted at random in each update (DrQ); 0: none", low=0)
+    learning_rate: float | None = setting(None, "null: that of the algorithm", above=0.0)
