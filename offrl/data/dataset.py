@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from offrl.data.store import Store, Stream
 from offrl.errors import UserError, one_line
-from offrl.settings.kinds import check_types
+from offrl.settings.encoder import EncoderConfig
+from offrl.settings.kinds import check_types, restored
 from offrl.tasks.task import Task, task_from_json
 
 # which all have
@@ -56,6 +58,9 @@ class DataSpec:
     action_labels: tuple[str, ...] = ()
     # observations and actions are texts: their columns index `Dataset.strings`; then observation_shape (), action_dim 1
     text: bool = False
+    streams: tuple[Stream, ...] = ()  # observations beside the vector, which then may be of shape (0,)
+    frames: int = 1  # of images, stacked along their channels, oldest first
+    encoder: EncoderConfig | None = None  # what makes one vector of vector and streams, where a run has chosen it
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", one_line(self.name))  # a file may say it
@@ -124,6 +129,10 @@ class DataSpec:
         if missing := [name for name in ("observation_shape", "action_dim") if name not in values]:
             raise UserError(f"{where} is damaged: it has no {missing[0]}")
         spec = cls(**values)
+        if spec.streams:
+            spec = replace(spec, streams=tuple(Stream(s["name"], tuple(s["shape"])) for s in data["streams"]))
+        if data.get("encoder") is not None:
+            spec = replace(spec, encoder=restored(EncoderConfig, data["encoder"], where))
         sizes = {
             "observation_columns": spec.observation_dim,
             "action_columns": spec.action_dim,
@@ -133,7 +142,9 @@ class DataSpec:
             "action_low": spec.action_dim,
             "action_high": spec.action_dim,
         }
-        if min(*spec.observation_shape, spec.action_dim, spec.num_actions + 1, spec.goal_dim + 1, 1) < 1:
+        edges = [size for stream in spec.streams for size in stream.shape]
+        edges += [1] if spec.streams and spec.observation_shape == (0,) else spec.observation_shape
+        if min(*edges, spec.frames, spec.action_dim, spec.num_actions + 1, spec.goal_dim + 1, 1) < 1:
             raise UserError(
                 f"{where} is damaged: it is of observations {spec.observation_shape} and {spec.action_dim} action "
                 "dimensions"
@@ -177,6 +188,7 @@ class Dataset:
     stitch: float = 0.0  # how often goals are stitched, by the column stitch_clusters (`transforms.stitch`); 0: never
     # of text data: JSON objects, what the episodes say of themselves; the column "meta" [R] indexes them
     metas: tuple[str, ...] = ()
+    stores: Mapping[str, Store] = field(default_factory=dict)  # the streams' entries, by name
 
     def __len__(self) -> int:
         return len(self.columns["rewards"])
@@ -184,7 +196,8 @@ class Dataset:
     def __repr__(self) -> str:
         """One line: name, sizes, returns. The generated one would print every tensor."""
         returns = self.raw_returns
-        shape = "x".join(map(str, self.spec.observation_shape)) or "text"
+        parts = [self.spec.observation_shape] * (self.spec.observation_shape != (0,))
+        shape = ", ".join("x".join(map(str, s)) for s in (*parts, *(s.shape for s in self.spec.streams))) or "text"
         mean = f", mean return {float(returns.mean()):.6g}" if len(returns) else ""
         extra = [c for c in self.columns if c not in CORE]
         more = f", and {', '.join(extra)}" if extra else ""
@@ -203,7 +216,8 @@ class Dataset:
 
     @property
     def nbytes(self) -> int:
-        return sum(c.numel() * c.element_size() for c in self.columns.values()) + sum(map(len, self.strings))
+        columns = sum(c.numel() * c.element_size() for c in self.columns.values())
+        return columns + sum(map(len, self.strings)) + sum(store.nbytes for store in self.stores.values())
 
     def episode_returns(self) -> Tensor:
         """Undiscounted sum of the (transformed) rewards of each episode, [E] float64 on the CPU."""
@@ -274,7 +288,8 @@ class Dataset:
             return self
         columns = {k: c.to(device) for k, c in self.columns.items()}
         start, end = self.episode_start.to(device), self.episode_end.to(device)
-        return replace(self, columns=columns, episode_start=start, episode_end=end, mapped=False)
+        stores = {name: store.to(device) for name, store in self.stores.items()}
+        return replace(self, columns=columns, stores=stores, episode_start=start, episode_end=end, mapped=False)
 
     def describe(self) -> dict[str, Any]:
         """Numbers and names for a log: plain Python values."""
@@ -295,6 +310,7 @@ class Dataset:
             "return_max": float(returns.max()),
             "length_mean": float(lengths.mean()),
             "observation_shape": list(self.spec.observation_shape),
+            **({"streams": {s.name: list(s.shape) for s in self.spec.streams}} if self.stores else {}),
             "actions": self._kind_of_actions(),
             "environment": task.env_id if task else None,
             "memory_mb": round(self.nbytes / 1e6, 1),

@@ -9,7 +9,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,13 @@ import numpy as np
 import torch
 
 from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.store import Store
 from offrl.errors import UserError
 from offrl.system.files import discard
 
 MANIFEST = "manifest.json"
 EPISODES = ("episode_start", "episode_end", "raw_returns", "complete")  # tensors of a dataset, beside its columns
+PARTS = tuple(f"/{part.name}" for part in fields(Store))  # how the names of a store's arrays end
 TEXTS = ("transforms", "notes", "strings", "metas")  # tuples of texts
 BUILDING = "building-"  # begins the name of a folder that is not finished
 # the files of a dataset that is kept; the manifest is the last by name
@@ -113,7 +115,7 @@ class Memory:
         for array in self._keep:
             array.flush()  # type: ignore[attr-defined]
         manifest: dict[str, Any] = {"columns": {}}
-        for name, column in dataset.columns.items():
+        for name, column in arrays_of(dataset).items():
             values = column.numpy()
             file = self.files.get(values.ctypes.data)
             if file is None:
@@ -166,20 +168,30 @@ def open_mapped(folder: Path) -> Dataset:
     files.
     """
     manifest = json.loads((folder / MANIFEST).read_text())
-    columns = {
+    arrays = {
         name: torch.from_numpy(np.load(column_file(folder, c), mmap_mode="c", allow_pickle=False)[: c["rows"]])
         for name, c in manifest["columns"].items()
     }
-    return replace(dataset_from(manifest, folder, columns), mapped=True)
+    return replace(dataset_from(manifest, folder, arrays), mapped=True)
 
 
-def dataset_from(manifest: dict[str, Any], folder: Path, columns: dict[str, torch.Tensor]) -> Dataset:
-    """Open the columns that `Memory.write` wrote to `folder`."""
-    with np.load(folder / "episodes.npz", allow_pickle=False) as arrays:
-        values: dict[str, Any] = {key: torch.from_numpy(arrays[key]) for key in arrays.files}
+def arrays_of(dataset: Dataset) -> dict[str, torch.Tensor]:
+    """The columns, and the parts of the stores by names STREAM/PART."""
+    stores = {f"{name}/{part}": x for name, store in dataset.stores.items() for part, x in vars(store).items()}
+    return {**dataset.columns, **stores}
+
+
+def dataset_from(manifest: dict[str, Any], folder: Path, arrays: dict[str, torch.Tensor]) -> Dataset:
+    """The dataset of `arrays_of`, read from the files that `Memory.write` wrote to `folder`."""
+    columns = {name: x for name, x in arrays.items() if not name.endswith(PARTS)}
+    streams = dict.fromkeys(name.rpartition("/")[0] for name in arrays if name not in columns)
+    stores = {name: Store(*(arrays[f"{name}{part}"] for part in PARTS)) for name in streams}
+    with np.load(folder / "episodes.npz", allow_pickle=False) as file:
+        values: dict[str, Any] = {key: torch.from_numpy(file[key]) for key in file.files}
     values |= {k: tuple(manifest[k]) for k in TEXTS}
     return Dataset(
         columns=columns,
+        stores=stores,
         spec=DataSpec.from_json(manifest["spec"]),
         fingerprint=manifest["fingerprint"],
         stitch=float(manifest["stitch"]),

@@ -104,8 +104,13 @@ class DatasetConfig:
         "auto", "of CSV: the decimal mark; the other stands between thousands; auto: by the numbers", choices=DECIMAL
     )
     observation_keys: list[str] = setting(
-        [], "Dict observations: the entries that make the flat one, in order; []: all, sorted"
+        [], "Dict observations: the entries that are used, in order; []: all numbers, sorted, or the only image"
     )
+    frames: int = setting(1, "images: the last so many, stacked along their channels", low=1)
+    image_size: list[int] = setting(
+        [], "images: [height,width] that they are resized to, by area; []: as they are", low=1
+    )
+    episodes: str = setting("", 'a part of the episodes: 29:32 (29 to 31), or their numbers, "3,5,9"; "": all')
     action_low: list[float] = setting(
         [], "the environment's action range, one value or one per dimension; []: found out"
     )

@@ -25,7 +25,17 @@ import torch
 
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.loading.resolve import Source, guessed_task
-from offrl.data.memory import BUILDING, EPISODES, MANIFEST, OURS, Memory, column_file, dataset_from, mapped_bytes
+from offrl.data.memory import (
+    BUILDING,
+    EPISODES,
+    MANIFEST,
+    OURS,
+    Memory,
+    arrays_of,
+    column_file,
+    dataset_from,
+    mapped_bytes,
+)
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.field import without_places
@@ -153,7 +163,7 @@ def _checksums(dataset: Dataset) -> list[int]:
     memory.
     """
     sums = []
-    for values in (*dataset.columns.values(), *(getattr(dataset, k) for k in EPISODES)):
+    for values in (*arrays_of(dataset).values(), *(getattr(dataset, k) for k in EPISODES)):
         data = values.numpy().reshape(-1).view(np.uint8)
         size = len(data) // 8 * 8
         sums.append((int(data[:size].view(np.uint64).sum()) + int(data[size:].sum())) % (1 << 64))

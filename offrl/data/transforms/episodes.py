@@ -14,6 +14,7 @@ from torch import Tensor
 from offrl.data.dataset import Dataset
 from offrl.data.memory import IN_MEMORY, Memory, chunks
 from offrl.data.raw.labels import joined_labels, listed_labels, refuse_other_columns
+from offrl.data.store import Store
 from offrl.data.text.dataset import shared_strings
 from offrl.errors import UserError
 from offrl.tasks.entries import OWN_ORDER
@@ -92,6 +93,19 @@ def concatenate(datasets: Sequence[Dataset], memory: Memory = IN_MEMORY) -> Data
         notes=tuple(notes),
         mapped=False,
         weights=_joined_weights(datasets),
+        stores={name: joined([d.stores[name] for d in datasets], memory, name) for name in first.stores},
+    )
+
+
+def joined(stores: Sequence[Store], memory: Memory, name: str) -> Store:
+    """One stream's stores of several datasets as one, in their order."""
+    starts = np.cumsum([0, *(len(s.values) for s in stores[:-1])]).tolist()
+    return Store(
+        torch.from_numpy(memory.joined(name, [s.values.numpy() for s in stores])),
+        *(
+            torch.cat([getattr(s, numbers) + start for s, start in zip(stores, starts, strict=True)])
+            for numbers in ("entries", "following", "first")
+        ),
     )
 
 
@@ -101,6 +115,7 @@ def _form(dataset: Dataset) -> dict[str, Any]:
         "observations of shape": list(dataset.spec.observation_shape),
         "actions": "discrete" if dataset.spec.discrete else dataset.spec.action_dim,
         "the columns": sorted(dataset.columns),
+        "streams": [f"{s.name} {list(s.shape)}" for s in dataset.spec.streams],
     }
 
 
@@ -131,6 +146,7 @@ def keep_episodes(dataset: Dataset, episodes: Tensor, note: str, memory: Memory 
         transforms=(*dataset.transforms, note),
         mapped=False,
         weights=_kept_weights(dataset, episodes, lengths),
+        stores={name: store.take(rows) for name, store in dataset.stores.items()},
     )
 
 

@@ -1,0 +1,58 @@
+"""Observations that are no numbers of the flat vector: images, and rows of a table, named by row numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One of several observations: an image [H, W, C] of uint8, or a row [L] of float32 of a table, such as an
+    instruction's encoding.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def image(self) -> bool:
+        return len(self.shape) == 3
+
+
+@dataclass(frozen=True)
+class Store:
+    """A stream's entries, each held once, and which of them the R rows of a dataset show.
+
+    The entries of an episode stand one after another, so that stacks of frames are ranges of entries.
+    """
+
+    values: Tensor  # [F, *shape]: images uint8, rows of a table float32
+    entries: Tensor  # [R] int64: the entry of each row's observation
+    following: Tensor  # [R] int64: of its successor; the row's own where that is not known
+    first: Tensor  # [R] int64: the first entry of the row's episode, before which no stack of frames reaches
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.numel() * x.element_size() for x in (self.values, self.entries, self.following, self.first))
+
+    def take(self, rows: Tensor) -> Store:
+        """The store of some rows of the dataset, with the same entries."""
+        return replace(self, entries=self.entries[rows], following=self.following[rows], first=self.first[rows])
+
+    def to(self, device: torch.device) -> Store:
+        """The same on another device."""
+        return Store(*(x.to(device) for x in (self.values, self.entries, self.following, self.first)))
+
+    def frames(self, rows: Tensor, count: int, following: bool = False) -> Tensor:
+        """What rows [...] show, or with `following` their successors: [..., *shape]; of images stacks of the last
+        `count` frames, oldest first, [..., H, W, count * C]. Before an episode's first frame that one is repeated.
+        """
+        entries = (self.following if following else self.entries)[rows]
+        if self.values.ndim != 4 or count == 1:
+            return self.values[entries]
+        back = torch.arange(count - 1, -1, -1, device=entries.device)
+        stack = self.values[torch.maximum(entries.unsqueeze(-1) - back, self.first[rows].unsqueeze(-1))]
+        return stack.movedim(-4, -2).flatten(-2)  # [..., H, W, count, C]
