@@ -12,6 +12,7 @@ import torch
 from offrl.data.dataset import Dataset
 from offrl.data.loading.assemble import assemble
 from offrl.data.raw import RawData, join_observations, lost
+from offrl.data.raw.streams import RawImages
 from offrl.data.tables.build import build
 from offrl.data.tables.keyed import Arrays
 from offrl.data.tables.mapping import choose, used_columns
@@ -19,8 +20,10 @@ from offrl.data.tables.names import column_of, meaning
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import trust
-from offrl.tasks.entries import OWN_ORDER
+from offrl.tasks.entries import OWN_ORDER, entries
 from offrl.tasks.task import Task
+
+IMAGES = "images:"  # begins the names of columns of images while the rows are put in order
 
 
 def from_arrays(
@@ -48,14 +51,15 @@ def from_arrays(
 ) -> Dataset:
     """A dataset from arrays with one row per step, in time order, episode after episode.
 
-    observations [R, *O] (or a dict of them, joined in sorted order); actions [R, A] floats, or integers [R] for a
-    discrete action space of `num_actions` (amounts where a range is given instead); rewards [R]; terminations,
-    truncations [R] flags; next_observations like observations. `episode_ends` marks the last row of each episode, as
-    flags [R] or as row numbers, where the flags do not; `dones` [R] marks ends of either kind (terminations, where
-    these are not given). `episode_ids` [R]: numbers or texts, of which a change ends an episode; `time` [R]: numbers or
-    datetime64, by which rows are sorted within equal ids. With none of these there is one episode. `action_low`,
-    `action_high`: the environment's range. `action_kind`: as dataset.action_kind. `env`: a Gymnasium id to evaluate in.
-    `extra`: more columns of R rows. The names that files know (`terminals`, `timeouts`, `obs`, ...; docs/own-data.md)
+    observations [R, *O] (or a dict of them, joined in sorted order; images are uint8 [R, H, W, C], alone or in the
+    dict); actions [R, A] floats, or integers [R] for a discrete action space of `num_actions` (amounts where a range is
+    given instead); rewards [R]; terminations, truncations [R] flags; next_observations like observations.
+    `episode_ends` marks the last row of each episode, as flags [R] or as row numbers, where the flags do not; `dones`
+    [R] marks ends of either kind (terminations, where these are not given). `episode_ids` [R]: numbers or texts, of
+    which a change ends an episode; `time` [R]: numbers or datetime64, by which rows are sorted within equal ids. With
+    none of these there is one episode. `action_low`, `action_high`: the environment's range. `action_kind`: as
+    dataset.action_kind. `env`: a Gymnasium id to evaluate in. `extra`: more columns of R rows. The names that files
+    know (`terminals`, `timeouts`, `obs`, ...; docs/own-data.md)
     mean the same here. Raises UserError, naming column, episode and row, when the data would corrupt training.
     """
     columns = {
@@ -108,7 +112,13 @@ def raw_from_arrays(values: Mapping[str, Any], config: DatasetConfig) -> RawData
                 if goal in value and column_of(key) == "observations":
                     arrays[goal + "s"] = np.asarray(value[goal])
             notes += [text for inner, part in _entries(value) if (text := lost(f"{key}, entry {inner}", part))]
-            value = join_observations(value, config.observation_keys, config.name)
+            shown = [(("/".join(path)), np.asarray(part)) for path, part in entries(value, config.observation_keys)]
+            numbers = [
+                name for name, part in shown if part.ndim < 4 and not (part.ndim == 3 and part.dtype == np.uint8)
+            ]
+            arrays |= {f"{IMAGES}{key}/{name}": part for name, part in shown if name not in numbers}
+            length = len(shown[0][1]) if shown else 0
+            value = join_observations(value, numbers, config.name) if numbers else np.zeros((length, 0), np.float32)
         try:
             arrays[key] = np.asarray(value)
         except ValueError:
@@ -118,10 +128,17 @@ def raw_from_arrays(values: Mapping[str, Any], config: DatasetConfig) -> RawData
     example = "offrl.from_arrays("
     used = used_columns(choose(list(arrays), {}, config.name, example=example))
     extra = {key: key for key in arrays if key not in used and meaning(key) in ("", "costs")}
+    images = [key for key in arrays if key.startswith(IMAGES)]
     raw = build(
         Arrays(arrays, config.name), replace(config, fields=extra), source="arrays", name=config.name, example=example
     )
     raw.notes = [*dict.fromkeys(notes + raw.notes)]
+    for key in images:
+        column, _, name = key.removeprefix(IMAGES).partition("/")
+        if column_of(column) == "observations":
+            following = next((k for k in images if k.endswith(f"/{name}") and k != key), None)
+            raw.images[name] = RawImages(raw.columns[key], raw.columns.get(following or ""))
+    raw.columns = {name: column for name, column in raw.columns.items() if name not in images}
     return raw
 
 

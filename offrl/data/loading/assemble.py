@@ -13,6 +13,7 @@ from offrl.data.memory import IN_MEMORY, Memory, chunks, next_rows
 from offrl.data.raw import CORE, RawData, bounds_of
 from offrl.data.raw.checks import find_faults, form_faults, refuse
 from offrl.data.raw.infer import action_range, count_from_zero, find_ends, fitting_task, spec_of, starts_elsewhere
+from offrl.data.raw.streams import PIXELS, RawImages, resized, size_of
 from offrl.settings.dataset import DatasetConfig
 
 
@@ -37,25 +38,30 @@ def assemble(raw: RawData, config: DatasetConfig | None = None, memory: Memory =
         start, stop = bounds_of(ends)
         last = stop - 1
         terminations = columns.get("terminations", np.zeros(rows, bool))
+        known = known_successors(raw, last, terminations)
+        if columns["observations"].dtype == np.uint8:  # images, of one name
+            raw.images[PIXELS] = RawImages(
+                columns["observations"], columns.pop("next_observations", None), raw.final_observations
+            )
+            columns["observations"] = np.zeros((rows, 0), np.float32)
+            raw.final_observations = None
         observations = columns["observations"]
-        known = np.ones(rows, bool)
         if "next_observations" in columns:
             successors = columns["next_observations"]
-            elsewhere = starts_elsewhere(raw, last)
-            known[last[elsewhere]] = False
-            if hidden := int((elsewhere & terminations[last]).sum()):
-                raw.note(
-                    f"at {hidden:,} terminals next_observations hold the next episode's start: what they led to is not "
-                    "known"
-                )
         else:
             successors = next_rows(observations, memory)
             if raw.final_observations is not None:
                 successors[last] = raw.final_observations
-                if raw.final_known is not None:
-                    known[last[~raw.final_known]] = False
-            else:
+        for name, images in raw.images.items():
+            raw.streams[name] = images.stream(known[last], stop, memory, name, raw.where)
+        for name, stream in raw.streams.items():
+            if config.image_size:
+                raw.streams[name] = resized(stream, size_of(config.image_size), memory, name)
+            if stream.values.ndim == 4 and stream.final is not None:
+                known[last[stream.final < 0]] = False
+            elif stream.values.ndim == 4:
                 known[last] = False
+    raw.columns["observations"] = observations
     unknown = np.flatnonzero(~known)
     successors[unknown] = observations[unknown]
     columns |= {"next_observations": successors, "terminations": terminations, "truncations": ends & ~terminations}
@@ -78,12 +84,32 @@ def assemble(raw: RawData, config: DatasetConfig | None = None, memory: Memory =
         episode_start=torch.from_numpy(start),
         episode_end=torch.from_numpy(stop),
         spec=spec,
-        fingerprint=digest.result(),
+        fingerprint=with_streams(digest.result(), raw),
         raw_returns=torch.from_numpy(returns),
         complete=torch.from_numpy(complete),
         transforms=("clip_actions",) if config.clip_actions else (),
         notes=tuple(raw.notes),
+        stores={name: stream.store(start, stop) for name, stream in raw.streams.items()},
     )
+
+
+def known_successors(raw: RawData, last: np.ndarray, terminations: np.ndarray) -> np.ndarray:
+    """The rows, of which `last` end the episodes, whose successors the data hold, bool [R]."""
+    known = np.ones(raw.rows, bool)
+    if "next_observations" in raw.columns:
+        elsewhere = starts_elsewhere(raw, last)
+        known[last[elsewhere]] = False
+        if hidden := int((elsewhere & terminations[last]).sum()):
+            raw.note(
+                f"at {hidden:,} terminals next_observations hold the next episode's start: what they led to is not "
+                "known"
+            )
+    elif raw.final_observations is not None:
+        if raw.final_known is not None:
+            known[last[~raw.final_known]] = False
+    elif raw.columns["observations"].shape[1:] != (0,):  # else streams say it
+        known[last] = False
+    return known
 
 
 def fingerprint(raw: RawData, ends: np.ndarray) -> str:
@@ -97,6 +123,16 @@ def fingerprint(raw: RawData, ends: np.ndarray) -> str:
         for part in chunks(len(column)):
             digest.update(np.ascontiguousarray(column[part], little).data)
     return digest.hexdigest()
+
+
+def with_streams(digest: str, raw: RawData) -> str:
+    """The fingerprint of columns and streams; that of the columns where there are no streams."""
+    if not raw.streams:
+        return digest
+    both = hashlib.sha256(digest.encode())
+    for name, stream in raw.streams.items():
+        stream.update(both, name)
+    return both.hexdigest()
 
 
 def scale_actions(actions: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from offrl.data.dataset import DataSpec
 from offrl.data.memory import chunks
 from offrl.data.raw import RawData
+from offrl.data.raw.streams import streams_of
 from offrl.errors import UserError
 from offrl.system import trust
 from offrl.tasks.custom import in_file
@@ -268,4 +269,5 @@ def spec_of(raw: RawData, task: Task | None) -> DataSpec:
         version=raw.version,
         task=task,
         goal_dim=columns["achieved_goals"].shape[1] if "achieved_goals" in columns else 0,
+        streams=streams_of(raw.streams),
     )
