@@ -27,7 +27,7 @@ from offrl.algorithm import (
     Tree,
     Update,
 )
-from offrl.data.samplers.transitions import Batch, Episodes, Packed, Sampler, Unpacked, by_weight, draw_rows, table_of
+from offrl.data.samplers.transitions import Batch, Episodes, Sampler, Table, by_weight, draw_rows, table_of
 from offrl.errors import UserError
 from offrl.families.critics import Critic, Value, Values, WithCritic
 from offrl.families.in_sample import InSampleSettings, expectile_loss
@@ -42,7 +42,7 @@ class Segments:
     """The source of SegmentSampler; segments are numbered among those that may be drawn."""
 
     count: int
-    table: Packed | Unpacked
+    table: Table
     weighted: Episodes | None = None  # where some episodes are drawn more often than others
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from offrl import rng
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.sequences import drawn_episodes
-from offrl.data.samplers.transitions import Batch, Episodes, Packed, Unpacked, by_weight, draw_rows, table_of
+from offrl.data.samplers.transitions import Batch, Episodes, Table, by_weight, draw_rows, table_of
 from offrl.errors import UserError, nearest
 
 TASKS = "tasks"
@@ -97,7 +97,7 @@ def optimal_actions(dataset: Dataset) -> tuple[Tensor, Tensor]:
 class Contexts:
     """The source of ContextSampler. Rows are sorted by task; `begin` and `size` say where a row's task is."""
 
-    table: Packed | Unpacked
+    table: Table
     order: Tensor  # [n] rows that may be in a context, sorted by task, in their order within it
     queries: Tensor  # [q] rows that may be queries
     begin: Tensor  # [q] where in `order` the query's task begins

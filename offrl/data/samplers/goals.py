@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,8 +18,8 @@ from offrl.data.samplers.transitions import (
     SPAN,
     Batch,
     Episodes,
-    Packed,
-    Unpacked,
+    Streamed,
+    Table,
     by_weight,
     check_order,
     column_of,
@@ -97,10 +97,10 @@ class GoalRows:
 
     count: int
     last: Tensor  # [R] int64: the last row of each row's trajectory
-    goals: Tensor  # [*, G] the column that goals are taken from, and
-    states: Tensor  # [*, O] the observations, of all rows of the data
+    goals: Tensor | Streamed  # [*, G] the column that goals are taken from, and
+    states: Tensor | Streamed  # [*, O] the observations, of all rows of the data
     rows: Tensor | None  # [R] the indices of the rows in these; None: all
-    table: Packed | Unpacked  # of the transitions
+    table: Table  # of the transitions
     weighted: Episodes | None = None  # where some episodes are drawn more often than others
     stitches: Stitches | None = None  # where goals are also of other trajectories
 
@@ -112,13 +112,17 @@ class GoalRows:
         """Rows [count]: uniform, or in proportion to the weights of their episodes."""
         return draw_rows(key, count, self.count, self.weighted)
 
-    def goal(self, rows: Tensor) -> Tensor:
-        """The goals that rows [B] reach: [B, G] float32."""
-        return self.goals[self.at(rows)].flatten(1).float()
+    def goal(self, rows: Tensor) -> Any:
+        """The goals that rows [B] reach: [B, G] float32, or the streams' dictionary."""
+        at = self.at(rows)
+        if isinstance(self.goals, Streamed):
+            return self.goals.column("observations", at)
+        return self.goals[at].flatten(1).float()
 
-    def state(self, rows: Tensor) -> Tensor:
+    def state(self, rows: Tensor) -> Any:
         """The observations of rows [B]."""
-        return self.states[self.at(rows)]
+        at = self.at(rows)
+        return self.states.column("observations", at) if isinstance(self.states, Streamed) else self.states[at]
 
 
 def ahead(key: Tensor, rows: Tensor, last: Tensor, mix: Mix) -> Tensor:
@@ -216,7 +220,9 @@ class GoalSampler:
         columns = {
             name: column_of(dataset, name) for name in ("observations", "actions", "next_observations", *self.extra)
         }
-        goals = dataset.columns[ACHIEVED if dataset.spec.goal_dim else "observations"]
+        states = table_of(dataset, {"observations": columns["observations"]}) if dataset.stores else None
+        observations = states if isinstance(states, Streamed) else columns["observations"]
+        goals = dataset.columns[ACHIEVED] if dataset.spec.goal_dim else observations
         numbers = None if len(rows) == len(dataset) else rows
         known = stitches(dataset, numbers)
         if known is not None and self.actor is not None and self.actor.trajectory <= 0.0:
@@ -226,7 +232,7 @@ class GoalSampler:
                 "dataset.augment=none"
             )
         table = table_of(dataset, columns, numbers)
-        return GoalRows(len(rows), last, goals, columns["observations"], numbers, table, weighted, known)
+        return GoalRows(len(rows), last, goals, observations, numbers, table, weighted, known)
 
     def __call__(self, source: GoalRows, key: Tensor, batch_size: int) -> Batch:
         keys = rng.split(key, 5)

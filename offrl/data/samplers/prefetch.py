@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.utils import _pytree as pytree
 
 from offrl import rng
 from offrl.data.samplers.transitions import Batch, Sampler
@@ -45,7 +46,7 @@ class Prefetcher:
                 while not self._stop.is_set():
                     batch = vmap(one, in_dims=(0, None))(keys, torch.tensor(step))
                     if device.type == "cuda":
-                        batch = {k: v.pin_memory() for k, v in batch.items()}
+                        batch = pytree.tree_map(lambda v: v.pin_memory(), batch)
                     self._put((step, batch))
                     step += 1
             except BaseException as error:  # handed to the training thread, which raises it
@@ -68,7 +69,8 @@ class Prefetcher:
             raise item
         if item[0] != step:
             raise RuntimeError(f"batch of step {item[0]} where {step} was asked for")
-        return {k: v.to(self.device, non_blocking=True) for k, v in item[1].items()}
+        batch: Batch = pytree.tree_map(lambda v: v.to(self.device, non_blocking=True), item[1])
+        return batch
 
     def close(self) -> None:
         """Stop the background thread."""

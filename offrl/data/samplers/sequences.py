@@ -17,8 +17,7 @@ from offrl.data.samplers.stitches import Stitches, later, stitches
 from offrl.data.samplers.transitions import (
     Batch,
     Episodes,
-    Packed,
-    Unpacked,
+    Table,
     column_of,
     draw_rows,
     masked,
@@ -41,7 +40,7 @@ class Sequences:
 
     count: int
     last: Tensor  # [R] int64: the last row of each row's episode
-    table: Packed | Unpacked
+    table: Table
     weighted: Episodes | None = None  # where some episodes are drawn more often than others
 
 

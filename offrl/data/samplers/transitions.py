@@ -14,9 +14,11 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.data.dataset import Dataset
+from offrl.data.store import Store
 from offrl.errors import UserError, nearest
 
-Batch = dict[str, Tensor]
+Batch = dict[str, Tensor]  # observations of several streams: dictionaries of tensors by the streams' names
+VECTOR = "vector"  # the name of the flat vector in these
 
 
 class Sampler(Protocol):
@@ -78,10 +80,41 @@ class Unpacked:
         return column[rows if chosen is None else chosen[rows]]
 
 
+@dataclass(frozen=True)
+class Streamed:
+    """A table, and the streams of the same rows, with which its observations are dictionaries."""
+
+    table: Packed | Unpacked
+    stores: Mapping[str, Store]
+    frames: int
+
+    @property
+    def device(self) -> torch.device:
+        return self.table.device
+
+    def take(self, rows: Tensor) -> Batch:
+        """The columns of rows [B]."""
+        return {name: self._observed(name, column, rows) for name, column in self.table.take(rows).items()}
+
+    def column(self, name: str, rows: Tensor) -> Any:
+        """One column of rows [...]: [..., *shape], or a dictionary of such."""
+        return self._observed(name, self.table.column(name, rows), rows)
+
+    def _observed(self, name: str, column: Tensor, rows: Tensor) -> Any:
+        if name not in ("observations", "next_observations"):
+            return column
+        images = {n: s.frames(rows, self.frames, name[:4] == "next") for n, s in self.stores.items()}
+        return {VECTOR: column, **images} if column.shape[-1] else images
+
+
+Table = Packed | Unpacked | Streamed
+
+
 def split(table: Tensor, layout: Layout) -> Batch:
     """The columns of a packed table [B, W]."""
     return {
-        name: table[:, first:last].reshape(-1, *shape).to(dtype) for name, (first, last, shape, dtype) in layout.items()
+        name: table[:, first:last].reshape(len(table), *shape).to(dtype)
+        for name, (first, last, shape, dtype) in layout.items()
     }
 
 
@@ -90,14 +123,18 @@ def table_of(
     columns: dict[str, Tensor],
     rows: Tensor | None = None,
     extra_rows: Mapping[str, tuple[Tensor, Tensor | None]] | None = None,
-) -> Packed | Unpacked:
+) -> Table:
     """The rows `rows` (None: all) of columns as one table, packed where they are in memory and can be.
 
     extra_rows: further names, each with its column and the rows of it that stand beside `rows`.
     """
     parts = {name: (column, rows) for name, column in columns.items()} | dict(extra_rows or {})
     layout = layout_of(parts)
-    return Unpacked(parts, layout) if dataset.mapped or layout is None else pack(parts, layout)
+    table = Unpacked(parts, layout) if dataset.mapped or layout is None else pack(parts, layout)
+    if not dataset.stores:
+        return table
+    stores = {name: store if rows is None else store.take(rows) for name, store in dataset.stores.items()}
+    return Streamed(table, stores, dataset.spec.frames)
 
 
 def draw_rows(key: Tensor, size: int, count: int, weighted: Episodes | None) -> Tensor:
@@ -197,7 +234,7 @@ class Transitions:
     """The source of TransitionSampler: the rows that may be drawn."""
 
     count: int
-    table: Packed | Unpacked
+    table: Table
     weighted: Episodes | None = None  # where some episodes are drawn more often than others
     last: Tensor | None = (
         None  # for windows of several steps: the last of the rows that may be drawn in each one's episode
