@@ -226,7 +226,7 @@ class ACT(Algorithm[ACTConfig]):
     The posterior, which training alone needs, is a part of module "actor": one loss trains both.
     """
 
-    traits = Traits(actions=("continuous",))
+    traits = Traits(actions=("continuous",), observations="encoded")
     actor_class = ACTActor
 
     def modules(self) -> dict[str, nn.Module]:

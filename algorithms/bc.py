@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Update
+from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Traits, Update
 from offrl.nn import make_policy
 from offrl.nn.custom.networks import ActorNetworkSettings
 from offrl.registry import register
@@ -46,6 +46,8 @@ class BC(Algorithm[BCConfig]):
     """Imitate the data's actions by squared error, the mean over batch and dimensions, or by the likelihood of a
     stochastic policy.
     """
+
+    traits = Traits(observations="encoded")
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec

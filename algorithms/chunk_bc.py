@@ -52,7 +52,7 @@ class GaussianChunkActor(ChunkActor):
 class ChunkBC(Algorithm[ChunkBCConfig]):
     """Imitate the data's chunks by squared error, or by the likelihood of a diagonal Gaussian; act open-loop."""
 
-    traits = Traits(actions=("continuous",))
+    traits = Traits(actions=("continuous",), observations="encoded")
     actor_class = GaussianChunkActor
 
     def modules(self) -> dict[str, nn.Module]:

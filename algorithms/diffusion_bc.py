@@ -60,7 +60,7 @@ class DiffusionActor(ChunkActor):
 class DiffusionBC(Algorithm[DiffusionBCConfig]):
     """Learn to predict the noise in a noisy action, or in a noisy chunk of actions; act by denoising one."""
 
-    traits = Traits(actions=("continuous",))
+    traits = Traits(actions=("continuous",), observations="encoded")
     actor_class = DiffusionActor
 
     @property

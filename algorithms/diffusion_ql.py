@@ -74,7 +74,7 @@ class DiffusionQL(WithCritic, Algorithm[DiffusionQLConfig]):
     which policies choose.
     """
 
-    traits = Traits(targets=("critic",), critic_modules=("critic",), actions=("continuous",))
+    traits = Traits(targets=("critic",), critic_modules=("critic",), observations="encoded", actions=("continuous",))
     actor_class = DiffusionQLActor
 
     def modules(self) -> dict[str, nn.Module]:

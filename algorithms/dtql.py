@@ -113,7 +113,7 @@ class DTQL(WithCritic, Algorithm[DTQLConfig]):
     Modules: value, critic, denoiser, and actor. `extra` holds a copy of the target critics, by which policies choose.
     """
 
-    traits = Traits(targets=("critic",), critic_modules=("critic",), actions=("continuous",))
+    traits = Traits(targets=("critic",), critic_modules=("critic",), observations="encoded", actions=("continuous",))
     actor_class = DTQLActor
 
     @classmethod

@@ -58,7 +58,7 @@ class FlowActor(ChunkActor):
 class FlowBC(Algorithm[FlowBCConfig]):
     """Learn the velocity from noise to the data's chunks of actions; act by integrating it."""
 
-    traits = Traits(actions=("continuous",))
+    traits = Traits(actions=("continuous",), observations="encoded")
     actor_class = FlowActor
 
     @property

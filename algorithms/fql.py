@@ -54,7 +54,7 @@ class FQL(WithCritic, Algorithm[FQLConfig]):
     the target critic, which follows the critics of before the update. Modules: critic, flow, and actor, which maps
     noise to an action in one step."""
 
-    traits = Traits(targets=("critic",), critic_modules=("critic",), actions=("continuous",))
+    traits = Traits(targets=("critic",), critic_modules=("critic",), observations="encoded", actions=("continuous",))
     actor_class = OneStepActor
 
     def modules(self) -> dict[str, nn.Module]:

@@ -97,7 +97,11 @@ class IDQL(WithCritic, Algorithm[IDQLConfig]):
     target critics."""
 
     traits = Traits(
-        targets=("critic",), policy_modules=("actor", "value"), critic_modules=("critic",), actions=("continuous",)
+        observations="encoded",
+        targets=("critic",),
+        policy_modules=("actor", "value"),
+        critic_modules=("critic",),
+        actions=("continuous",),
     )
     actor_class = BestDenoisedActor
 

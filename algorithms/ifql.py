@@ -42,7 +42,11 @@ class IFQL(WithCritic, Algorithm[IFQLConfig]):
     """
 
     traits = Traits(
-        targets=("critic",), policy_modules=("actor", "critic"), critic_modules=("critic",), actions=("continuous",)
+        observations="encoded",
+        targets=("critic",),
+        policy_modules=("actor", "critic"),
+        critic_modules=("critic",),
+        actions=("continuous",),
     )
     actor_class = BestFlowActor
 

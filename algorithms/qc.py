@@ -98,7 +98,9 @@ class QC(WithCritic, Algorithm[QCConfig]):
     the target critic, which follows the critics of before the update. Modules: critic, flow, and with actor_type=distil
     actor, which maps noise to a chunk."""
 
-    traits = Traits(targets=("critic",), critic_modules=("critic",), actions=("continuous",), n_step=False)
+    traits = Traits(
+        targets=("critic",), critic_modules=("critic",), observations="encoded", actions=("continuous",), n_step=False
+    )
     actor_class = QCActor
 
     @classmethod

@@ -62,7 +62,7 @@ class ReCOIL(SteepValue[ReCOILConfig]):
     Rewards are never read. The data's batch, in which the expert's rows are as rare as they are in the data, trains V
     and the policy."""
 
-    traits = dataclasses.replace(SteepValue.traits, n_step=False)
+    traits = dataclasses.replace(SteepValue.traits, n_step=False, observations="vector")
 
     @classmethod
     def fit_config(cls, config: ReCOILConfig, dataset: Dataset, grid: Grid = None) -> ReCOILConfig:

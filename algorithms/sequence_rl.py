@@ -216,7 +216,7 @@ class SequenceRL(TD3[SequenceRLConfig]):
     critic judges in the state that it is done in. Nothing bootstraps from sigma. Afterwards it acts D steps at a time,
     without model and critic."""
 
-    traits = dataclasses.replace(TD3.traits, policy_modules=("sequence", "actor"))
+    traits = dataclasses.replace(TD3.traits, policy_modules=("sequence", "actor"), observations="vector")
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:

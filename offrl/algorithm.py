@@ -21,9 +21,11 @@ from offrl.actor import Actor, BoundParams, MemorylessActor
 from offrl.actor import Carry as Carry
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Sampler, TransitionSampler
+from offrl.errors import UserError, nearest
 from offrl.nn import call
 from offrl.nn.custom.networks import with_own_networks
 from offrl.nn.policies import Policy
+from offrl.nn.stream_encoder import StreamEncoder
 from offrl.optim import Adam, OptState, Params
 from offrl.pretrained import Requirement
 from offrl.settings.train import TrainConfig
@@ -32,6 +34,10 @@ Metrics = dict[str, Tensor]
 Loss = tuple[Tensor, Metrics]  # [], and what the log tells of it
 LossFn = Callable[..., Loss]
 Tree = Any  # nested dictionaries, lists and tuples of tensors
+
+ENCODER = "encoder"  # the module before the others
+Z = "observations of the encoder"  # beside a module's parameters while their gradients are taken
+SHIFTS = 90_001  # folded into an update's key for the random shifts of images
 
 Grid = Mapping[str, Sequence[float]] | None  # settings that differ between replicas, with all their values
 
@@ -76,6 +82,8 @@ class Traits:
     """
 
     targets: tuple[str, ...] = ()  # modules with a Polyak copy
+    # vector: it reads the numbers of observations; encoded: it learns from any vector that an encoder makes of them
+    observations: str = "vector"
     # modules that acting needs, which a policy file holds; (): it trains no policy
     policy_modules: tuple[str, ...] = ("actor",)
     critic_modules: tuple[str, ...] = ()  # modules that `Algorithm.q_value` needs; (): it has no Q
@@ -114,6 +122,15 @@ class Part:
         return state
 
 
+@dataclass(frozen=True)
+class EncodedBatch:
+    """What the encoder made of the observations of a batch, while an update runs."""
+
+    z: Tensor  # [B, Z]
+    module: str  # whose loss trains the encoder
+    pull: Callable[[Tensor], Params]  # the gradient of its parameters from that of z
+
+
 @dataclass
 class Runtime:
     """Surroundings of a copy of an algorithm that trains or acts; the step fills them in."""
@@ -123,6 +140,7 @@ class Runtime:
     reduce_gradients: Callable[[Params], Params] | None = None  # the mean over the processes that share a batch
     alone: bool = False  # updates are run eagerly and for one replica, outside of all transforms of torch.func
     notes: Sequence[str] = ()  # lines for the log about the algorithm's setup
+    encoded: EncodedBatch | None = None
 
 
 class Algorithm(ABC, Generic[ConfigT]):
@@ -146,13 +164,50 @@ class Algorithm(ABC, Generic[ConfigT]):
         """pretrained: the runs that `requires` names, for training; a policy acts without them, from the tensors in its
         file.
         """
-        self.config, self.spec = config, spec
-        self.traits = self.traits_for(config)
+        self.config = config
+        self.set_spec(spec)
+        self.traits = self._traits(config)
         self.pretrained: Mapping[str, Any] = pretrained or {}
         self.runtime = Runtime()
         with torch.random.fork_rng(devices=[]):
             # only their structure is used: `apply` is handed the parameters
-            self.networks = with_own_networks(config, self.modules())
+            self.networks = self._networks()
+
+    def set_spec(self, spec: DataSpec) -> None:
+        """Take `spec` for the data: `data_spec`, and `spec`, where the encoder's vector, if there is one, stands for
+        observations.
+        """
+        self.data_spec = self.spec = spec
+        if spec.encoder is not None:
+            self.spec = dataclasses.replace(
+                spec,
+                observation_shape=(spec.encoder.width,),
+                observation_columns=(),
+                observation_mean=None,
+                observation_std=None,
+                streams=(),
+                frames=1,
+                encoder=None,
+            )
+
+    def _networks(self) -> dict[str, nn.Module]:
+        """The modules, and last the encoder, so that the others' initial parameters do not depend on it."""
+        modules = with_own_networks(self.config, self.modules())
+        return modules if self.data_spec.encoder is None else {**modules, ENCODER: StreamEncoder(self.data_spec)}
+
+    def _traits(self, config: ConfigT) -> Traits:
+        traits = self.traits_for(config)
+        if self.data_spec.encoder is None:
+            return traits
+        policy, critic = (
+            (*names, ENCODER) if names else () for names in (traits.policy_modules, traits.critic_modules)
+        )
+        return dataclasses.replace(traits, policy_modules=policy, critic_modules=critic, compiles=False)
+
+    @property
+    def encoder(self) -> StreamEncoder | None:
+        """What makes the vector that all other modules see of the data's observations; None where they see these."""
+        return cast("StreamEncoder | None", self.networks.get(ENCODER))
 
     def __copy__(self) -> Algorithm:
         copied = object.__new__(type(self))
@@ -264,12 +319,12 @@ class Algorithm(ABC, Generic[ConfigT]):
         with torch.random.fork_rng(devices=[]):
             # `torch.manual_seed` would seed a GPU's too, which is not put back
             torch.default_generator.manual_seed(seed)
-            modules = with_own_networks(self.config, self.modules())
+            modules = self._networks()
         params = {n: {k: v.detach().clone() for k, v in m.named_parameters()} for n, m in modules.items()}
         state = TrainState(
             params=params,
             target={n: {k: v.clone() for k, v in params[n].items()} for n in self.traits.targets},
-            opt={n: self.optimizer(n).init(p) for n, p in params.items()},
+            opt={n: self._optimizer(n).init(p) for n, p in params.items()},
             extra=self.extra(params),
             buffers=self.buffers(),
             step=torch.zeros((), dtype=torch.int64),
@@ -285,11 +340,16 @@ class Algorithm(ABC, Generic[ConfigT]):
 
     def descend(self, state: TrainState, name: str, loss_fn: LossFn, *x: Any) -> Update:
         """One optimiser step on module `name` down `loss_fn(params, state, *x) -> (loss, metrics)`; everything else is
-        constant.
+        constant, but the encoder of observations where this module trains it.
         """
+        params, encoded = state.params[name], self.runtime.encoded
+        if encoded is not None and name != encoded.module:
+            encoded = None
+        if encoded is not None:
+            loss_fn, params = _with_observations(loss_fn, name, encoded.z, x), {**params, Z: encoded.z}
         # without the wrappers of torch.func, which take longer than the products of a small network
         if self.runtime.alone:
-            leaves = {k: v.detach().requires_grad_() for k, v in state.params[name].items()}
+            leaves = {k: v.detach().requires_grad_() for k, v in params.items()}
             with torch.enable_grad():
                 loss, metrics = loss_fn(leaves, state, *x)
             values = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
@@ -298,11 +358,70 @@ class Algorithm(ABC, Generic[ConfigT]):
             }
             metrics = pytree.tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, metrics)
         else:
-            grads, (_, metrics) = grad_and_value(loss_fn, has_aux=True)(state.params[name], state, *x)
+            grads, (_, metrics) = grad_and_value(loss_fn, has_aux=True)(params, state, *x)
+        if encoded is not None:
+            state = self._stepped(state, ENCODER, encoded.pull(grads.pop(Z)))
+        return self._stepped(state, name, grads), metrics
+
+    def _stepped(self, state: TrainState, name: str, grads: Params) -> TrainState:
+        """The state after a step of a module's optimiser."""
         if self.runtime.reduce_gradients is not None:
             grads = self.runtime.reduce_gradients(grads)
-        params, opt = self.optimizer(name).update(state.params[name], grads, state.opt[name])
-        return state._replace(params={**state.params, name: params}, opt={**state.opt, name: opt}), metrics
+        params, opt = self._optimizer(name).update(state.params[name], grads, state.opt[name])
+        return state._replace(params={**state.params, name: params}, opt={**state.opt, name: opt})
+
+    def _optimizer(self, name: str) -> Adam:
+        settings = self.data_spec.encoder
+        if name != ENCODER or settings is None:
+            return self.optimizer(name)
+        adam = self.optimizer(self.encoder_module)
+        return (
+            adam if settings.learning_rate is None else dataclasses.replace(adam, learning_rate=settings.learning_rate)
+        )
+
+    @property
+    def encoder_module(self) -> str:
+        """The module whose loss trains the encoder. Raises UserError where there is none of that name."""
+        asked = self.data_spec.encoder.trained_by if self.data_spec.encoder is not None else "auto"
+        names = [n for n in self.networks if n != ENCODER]
+        if asked == "auto":
+            order = ("value", "critic", "actor") if self.traits.goal_conditioned else ("critic", "value", "actor")
+            return next((n for n in order if n in names), names[0])
+        if asked not in names:
+            raise UserError(
+                f"encoder.trained_by={asked}: {self.config.name} has {', '.join(names)}.{nearest(asked, names)}"
+            )
+        return asked
+
+    def encoded_update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
+        """`update` with the encoder's vectors in place of observations of several streams. Only the batch's own
+        observations train it, with the loss of `encoder_module`; successors, goals and targets are constants, as in
+        DrQ-v2 (arXiv 2107.09645).
+        """
+        encoder, params = self.encoder, state.params[ENCODER]
+        assert encoder is not None
+        streams: list[tuple[str, Any]] = [(name, x) for name, x in batch.items() if isinstance(x, dict)]
+        observed = {n: encoder.shifted(x, rng.fold_in(key, SHIFTS + i)) for i, (n, x) in enumerate(streams)}
+        if self.runtime.alone:
+            leaves = {k: v.detach().requires_grad_() for k, v in params.items()}
+            with torch.enable_grad():
+                graph = self.apply(ENCODER, leaves, observed["observations"])
+            z = graph.detach()
+
+            def pull(gradient: Tensor) -> Params:
+                return dict(zip(leaves, torch.autograd.grad(graph, list(leaves.values()), gradient), strict=True))
+        else:
+            z, vjp = cast(Any, torch.func.vjp)(lambda p: self.apply(ENCODER, p, observed["observations"]), params)
+
+            def pull(gradient: Tensor) -> Params:
+                return cast(Params, vjp(gradient)[0])
+
+        inside = {n: z if n == "observations" else self.apply(ENCODER, params, x) for n, x in observed.items()}
+        self.runtime.encoded = EncodedBatch(z, self.encoder_module, pull)
+        try:
+            return self.update(state, {**batch, **inside}, key, phase=phase)
+        finally:
+            self.runtime.encoded = None
 
     def polyak(self, state: TrainState, name: str, rate: float | Tensor | None = None) -> TrainState:
         """target <- target + rate (online - target). rate: None: the setting `polyak`."""
@@ -314,6 +433,23 @@ class Algorithm(ABC, Generic[ConfigT]):
     def policy(self) -> Policy:
         """The module "actor", for its distribution's methods; its own parameters are not used."""
         return cast(Policy, self.networks["actor"])
+
+
+def _with_observations(loss_fn: LossFn, name: str, z: Tensor, x: Sequence[Any]) -> LossFn:
+    """The loss as a function of the encoded observations too, which are an entry of its parameters."""
+    leaves, tree = pytree.tree_flatten(x)
+    at = {i for i, leaf in enumerate(leaves) if leaf is z}
+    if not at:
+        raise UserError(
+            f"encoder.trained_by={name}: its loss is not given the batch's observations; name another module"
+        )
+
+    def loss(params: Params, state: TrainState, *_: Any) -> Loss:
+        own = {k: v for k, v in params.items() if k != Z}
+        filled = [params[Z] if i in at else leaf for i, leaf in enumerate(leaves)]
+        return loss_fn(own, state, *pytree.tree_unflatten(filled, tree))
+
+    return loss
 
 
 def merged(before: TrainState, *after: TrainState) -> TrainState:
@@ -331,7 +467,7 @@ def merged(before: TrainState, *after: TrainState) -> TrainState:
 def with_config(algorithm: AnyAlgorithm, config: Any) -> AnyAlgorithm:
     """`algorithm` with other values of settings that do not decide its networks: those of a replica, or of acting."""
     copied = copy.copy(algorithm)
-    copied.config, copied.traits, copied.runtime = config, algorithm.traits_for(config), copy.copy(algorithm.runtime)
+    copied.config, copied.traits, copied.runtime = config, algorithm._traits(config), copy.copy(algorithm.runtime)
     for name, part in parts_of(algorithm).items():
         part = copy.copy(part)
         part.config = config

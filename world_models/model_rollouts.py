@@ -241,7 +241,7 @@ class LearnsInModel(Generic[ConfigT]):
     spec: DataSpec
     pretrained: Any
     sample: Any
-    traits = replace(SoftActorCritic.traits, actions=("continuous",), n_step=False)
+    traits = replace(SoftActorCritic.traits, actions=("continuous",), n_step=False, observations="vector")
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:

@@ -102,7 +102,7 @@ def critic_of(run_dir: Path, policy: TrainedPolicy, index: int) -> dict[str, Any
         )
     algorithm, where = policy.algorithm, str(run_dir / files.FOLDER)
     with outline(where):
-        fresh = type(algorithm)(algorithm.config, algorithm.spec, algorithm.pretrained)
+        fresh = type(algorithm)(algorithm.config, algorithm.data_spec, algorithm.pretrained)
         fresh.buffers = dict  # type: ignore[method-assign]
         template = fresh.init(0).params
     names = [n for n in algorithm.traits.critic_modules if n not in policy.state.params]

@@ -140,7 +140,7 @@ class GoalConditioned(Algorithm[ConfigT]):
     side by side.
     """
 
-    traits = Traits(goal_conditioned=True)
+    traits = Traits(goal_conditioned=True, observations="encoded")
     subgoal_kind: ClassVar[str] = (
         ""  # subgoals that trained runs choose for others (`offrl.families.subgoals`): "latent", "state", or none
     )

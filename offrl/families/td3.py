@@ -30,7 +30,13 @@ ConfigT = TypeVar("ConfigT", bound=TD3Settings)
 class TD3(WithCritic, Algorithm[ConfigT]):
     """TD3 (arXiv 1802.09477); a subclass has the loss of its actor. Modules: critic, actor."""
 
-    traits = Traits(targets=("critic", "actor"), critic_modules=("critic",), period=2, actions=("continuous",))
+    traits = Traits(
+        targets=("critic", "actor"),
+        critic_modules=("critic",),
+        period=2,
+        actions=("continuous",),
+        observations="encoded",
+    )
     critic: Critic
     actor_class = NoisyActor
 

@@ -15,12 +15,13 @@ import torch
 
 from offrl import registry
 from offrl.algorithm import Algorithm, TrainState
-from offrl.data.dataset import Dataset
+from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.fit import check_fit, settled
 from offrl.data.samplers.prefetch import Prefetcher
 from offrl.errors import UserError, warn
 from offrl.evaluation.evaluator import Evaluator
 from offrl.runs import record as runs
+from offrl.settings.encoder import EncoderConfig
 from offrl.settings.replicas import Replica, replicas
 from offrl.settings.train import TrainConfig
 from offrl.system import backend
@@ -76,8 +77,8 @@ def set_up(
         if task is not None:
             evaluator = resources.enter_context(Evaluator(task, config.eval))
             check_fit(dataset.spec, task, evaluator.envs[0])
-            algorithm.spec = settled(dataset.spec, evaluator.envs[0], dataset)
-            dataset = dataclasses.replace(dataset, spec=algorithm.spec)
+            algorithm.set_spec(settled(algorithm.data_spec, evaluator.envs[0], dataset))
+    dataset = dataclasses.replace(dataset, spec=algorithm.data_spec)
     if group.first:
         resources.enter_context(exclusive(run_dir))
     plan = Plan(
@@ -85,7 +86,7 @@ def set_up(
         config.algo.batch_size,
         "eager",
         config.precision,
-        CPU_GROUP if algorithm.traits.vectorized else 1,
+        CPU_GROUP if algorithm.traits.vectorized and algorithm.encoder is None else 1,
         group,
     )
     execution = Execution(config, dataset, plan, members, device)
@@ -146,7 +147,7 @@ def make_algorithm(config: TrainConfig, dataset: Dataset, pretrained: Mapping[st
             f"{config.algo.name} needs continuous actions and {dataset.spec.name} has discrete ones; use "
             f"{' or '.join(able)}"
         )
-    algorithm: Algorithm = algorithm_class(config.algo, dataset.spec, pretrained)
+    algorithm: Algorithm = algorithm_class(config.algo, with_encoder(config, dataset.spec), pretrained)
     if (n_step := getattr(config.algo, "n_step", 1)) > 1:
         check_n_step(config.algo, getattr(algorithm.sampler(), "n_step", 1) == n_step)
     check_stitching(config.algo, algorithm, dataset)
@@ -160,6 +161,21 @@ def make_algorithm(config: TrainConfig, dataset: Dataset, pretrained: Mapping[st
     return algorithm
 
 
+def with_encoder(config: TrainConfig, spec: DataSpec) -> DataSpec:
+    """The specification with the encoder that the run is to have; as it is where observations are one vector. Raises
+    UserError for an encoder that nothing needs."""
+    settings = config.encoder
+    if not spec.streams:
+        if settings != EncoderConfig():
+            raise UserError(
+                f"encoder={settings.name}: the observations of {spec.name} are a vector, which needs no encoder; leave "
+                "it out"
+            )
+        return spec
+    name = "drq" if settings.name == "auto" else settings.name
+    return dataclasses.replace(spec, encoder=dataclasses.replace(settings, name=name))
+
+
 def check_kind(algorithm_class: Any, name: str, dataset: Dataset) -> None:
     """Raise UserError where one of data and algorithm is of texts and the other of numbers, or observations are no
     vectors.
@@ -167,9 +183,16 @@ def check_kind(algorithm_class: Any, name: str, dataset: Dataset) -> None:
     spec = dataset.spec
     if len(spec.observation_shape) > 1:
         raise UserError(
-            f"{name} learns from vectors, and the observations of {spec.name} have shape "
-            f"{list(spec.observation_shape)}: save each as one row of {spec.observation_dim} numbers, or where they "
-            "are images take the version of the data with states (OGBench: the name without visual-)"
+            f"{name} learns from vectors, and the observations of {spec.name} are numbers of shape "
+            f"{list(spec.observation_shape)}: save each as one row of {spec.observation_dim}; of images save uint8, "
+            "0 to 255, height x width x channels"
+        )
+    if spec.streams and algorithm_class.traits.observations == "vector":
+        able = [n for n, c in registry.names("algo").items() if c.traits.observations == "encoded"]
+        cure = ", or its vector alone: dataset.observation_keys=[...]" if spec.observation_shape != (0,) else ""
+        raise UserError(
+            f"{name} reads the numbers of observations, and {spec.name} has {', '.join(s.name for s in spec.streams)}: "
+            f"take {', '.join(able[:8])}, ...{cure}"
         )
     if spec.text == algorithm_class.traits.text:
         return

@@ -116,6 +116,8 @@ class Step:
         """`length` updates in a row from phase `first`, of all replicas: (state without `buffers`, sums of metrics) of
         a state, keys [N, length, 2] for batches and updates, the replicas' own settings, and batches from outside."""
 
+        update = self.algorithm.update if self.algorithm.encoder is None else self.algorithm.encoded_update
+
         def replica(state: TrainState, keys: Tensor, hyper: Hyper, batches: list[Batch]) -> tuple[TrainState, Metrics]:
             total: Metrics = {}
             self._configure(hyper)
@@ -124,13 +126,12 @@ class Step:
                 key = keys[i, 1]
                 # each process takes its share of the one batch, and draws noise of its own
                 if self.process_group.size > 1:
-                    batch = {
-                        name: column[self.process_group.rank :: self.process_group.size]
-                        for name, column in batch.items()
-                    }
+                    batch = pytree.tree_map(
+                        lambda column: column[self.process_group.rank :: self.process_group.size], batch
+                    )
                     key = rng.fold_in(key, self.process_group.rank)
                 with self._autocast(state):
-                    state, metrics = self.algorithm.update(state, batch, key, phase=first + i)
+                    state, metrics = update(state, batch, key, phase=first + i)
                 state = state._replace(step=state.step + 1)
                 # under autocast they may be bfloat16, which sums badly
                 metrics = {k: v.float() for k, v in metrics.items()}

@@ -271,7 +271,7 @@ class WithCritic:
 
     critic: Critic
     polyak: Callable[..., TrainState]
-    traits = Traits(targets=("critic",), critic_modules=("critic",))
+    traits = Traits(targets=("critic",), critic_modules=("critic",), observations="encoded")
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
