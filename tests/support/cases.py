@@ -422,9 +422,16 @@ def identical(a: Any, b: Any) -> None:
         assert torch.equal(left[name], right[name]), name
 
 
-def close(a: Any, b: Any, atol: float = 1e-4, rtol: float = 0.0) -> None:
+def close(a: Any, b: Any, atol: float = 1e-4, rtol: float = 0.0, outliers: float = 0.0) -> None:
+    """outliers: the share of all numbers that may differ by up to 10 atol: Adam's first steps follow the sign of a
+    gradient, which rounding decides where it is 0.
+    """
     left, right = checkpoint.flatten(a), checkpoint.flatten(b)
     assert list(left) == list(right)
+    if outliers:
+        differences = torch.cat([(left[name].double() - right[name].double()).abs().flatten() for name in left])
+        assert float((differences > atol).double().mean()) <= outliers
+        atol *= 10.0
     for name in left:
         torch.testing.assert_close(
             left[name], right[name], rtol=rtol, atol=atol, msg=lambda text, n=name: f"{n}: {text}"
