@@ -126,8 +126,11 @@ class CRL(GoalConditioned[CRLConfig]):
         square = phi.square().sum(-1).unsqueeze(-1) + psi.square().sum(-1).unsqueeze(-2) - 2.0 * product
         return -square.clamp(min=1e-12).sqrt()
 
-    def contrastive_loss(self, params: Params, state: TrainState, name: str, x: Tensor, goals: Tensor) -> Loss:
+    def contrastive_loss(self, params: Params, state: TrainState, name: str, batch: Batch, goals: Tensor) -> Loss:
         """NCE of the rows' own goals against those of the batch's other rows: binary, or InfoNCE with its penalty."""
+        x = batch["observations"].flatten(1)
+        if name == "critic":
+            x = concatenate(x, self.spec.encode(batch["actions"]))
         logits = self.pair_energies(name, params, x, goals)
         loss = binary_nce(logits) if self.config.contrast == "binary" else info_nce(logits)
         positive = logits.diagonal(dim1=-2, dim2=-1).mean()
@@ -171,13 +174,12 @@ class CRL(GoalConditioned[CRLConfig]):
         return ddpg_bc_loss(q, log_prob, self.config.bc_weight)
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        observations, goals = batch["observations"], batch[VALUE_GOALS]
+        goals = batch[VALUE_GOALS]
         state, actor = self.descend(state, "actor", self.actor_loss, batch)
-        pairs = concatenate(observations, self.spec.encode(batch["actions"]))
-        state, critic = self.descend(state, "critic", self.contrastive_loss, "critic", pairs, goals)
+        state, critic = self.descend(state, "critic", self.contrastive_loss, "critic", batch, goals)
         if self.learner != "awr":
             return state, {**critic, **actor}
-        state, value = self.descend(state, "value", self.contrastive_loss, "value", observations.flatten(1), goals)
+        state, value = self.descend(state, "value", self.contrastive_loss, "value", batch, goals)
         return state, {**critic, **value, **actor}
 
     def distances(self, state: TrainState, observations: Tensor, goals: Tensor) -> Tensor:
