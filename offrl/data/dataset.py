@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offrl.data.store import Store, Stream
+from offrl.data.store import Store, Stream, stream_of
 from offrl.errors import UserError, one_line
 from offrl.settings.encoder import EncoderConfig
 from offrl.settings.kinds import check_types, restored
@@ -130,7 +130,7 @@ class DataSpec:
             raise UserError(f"{where} is damaged: it has no {missing[0]}")
         spec = cls(**values)
         if spec.streams:
-            spec = replace(spec, streams=tuple(Stream(s["name"], tuple(s["shape"])) for s in data["streams"]))
+            spec = replace(spec, streams=tuple(map(stream_of, data["streams"])))
         if data.get("encoder") is not None:
             spec = replace(spec, encoder=restored(EncoderConfig, data["encoder"], where))
         sizes = {

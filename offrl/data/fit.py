@@ -12,7 +12,7 @@ from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.raw.infer import UNBOUNDED, listed, two_numberings, unscale
 from offrl.data.raw.labels import listed_labels, other_columns
 from offrl.errors import UserError, warn
-from offrl.tasks.entries import OWN_ORDER, joined
+from offrl.tasks.entries import OWN_ORDER, VECTOR, joined
 from offrl.tasks.environments import action_kind, flattener, make_env
 from offrl.tasks.task import Task, warn_of_references
 
@@ -39,13 +39,15 @@ def check_fit(spec: DataSpec, task: Task, env: gym.Env | None = None) -> None:
                     f"dataset {spec.name} holds {'texts' if spec.text else 'numbers'}, {label} {kinds}. {CURE}"
                 )
             return
-        shape = flattener(probe, task.observation_keys)[1]
+        shape, kind = flattener(probe, task.observation_keys)[1:]
         discrete, size = action_kind(probe)
         bounds = None if discrete else (probe.action_space.low.ravel(), probe.action_space.high.ravel())  # type: ignore[attr-defined]
     finally:
         if env is None:
             probe.close()
     note = f" {task.note}." if task.note else ""
+    if np.dtype(kind).names or spec.streams:
+        shape = _check_streams(spec, np.dtype(kind), label, f"{note} {cure}")
     if tuple(spec.observation_shape) != shape:
         cure = _flat(probe.observation_space, shape[0] if len(shape) == 1 else 0) or cure
         raise UserError(
@@ -85,6 +87,18 @@ def check_fit(spec: DataSpec, task: Task, env: gym.Env | None = None) -> None:
             )
     if spec.task is not None and spec.task.ref_min is not None and task.ref_min is None and task.scored_by == "return":
         warn_of_references(spec.task, label.rpartition(":")[2])
+
+
+def _check_streams(spec: DataSpec, kind: np.dtype, label: str, cure: str) -> tuple[int, ...]:
+    """The shape of the environment's vector. Raises UserError where its images are others than those of the data."""
+    shapes = {name: kind[name].shape for name in kind.names or ()}
+    vector = shapes.pop(VECTOR, (0,))
+    recorded = {s.name: {s.shape, (*(s.recorded or s.shape[:2]), s.shape[-1])} for s in spec.streams if s.image}
+    if shapes.keys() != recorded.keys() or any(shapes[name] not in recorded[name] for name in shapes):
+        there = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in shapes.items()) or "no images"
+        here = ", ".join(f"{s.name} {'x'.join(map(str, s.shape))}" for s in spec.streams) or "no images"
+        raise UserError(f"dataset {spec.name} has observations with {here}, {label} with {there}.{cure}")
+    return vector
 
 
 def check_columns(recorded: DataSpec, spec: DataSpec, where: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,10 +18,16 @@ class Stream:
 
     name: str
     shape: tuple[int, ...]
+    recorded: tuple[int, ...] = ()  # height and width before dataset.image_size changed them
 
     @property
     def image(self) -> bool:
         return len(self.shape) == 3
+
+
+def stream_of(values: Mapping[str, Any]) -> Stream:
+    """A stream from a JSON file's values."""
+    return Stream(values["name"], tuple(values["shape"]), tuple(values.get("recorded", ())))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from typing import Any
 from offrl.errors import UserError, nearest
 
 Path = tuple[str, ...]
+VECTOR = "vector"  # all numbers of an observation, beside its images
+PIXELS = "pixels"  # an image that has no name, Gymnasium's
 OWN_ORDER = (
     "*",
     # in place of names: all entries in the order of the environment's space, as gymnasium's FlattenObservation joins

@@ -11,7 +11,7 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from offrl.settings.aliases.datasets import environment_hint
 from offrl.settings.evaluation import EvalConfig
 from offrl.system import trust
 from offrl.tasks.custom import custom_environment
-from offrl.tasks.entries import OWN_ORDER, entries, entry, in_own_order, joined
+from offrl.tasks.entries import OWN_ORDER, PIXELS, VECTOR, entries, entry, in_own_order, joined
 from offrl.tasks.task import Task, lookup
 
 if TYPE_CHECKING:
@@ -197,9 +197,10 @@ def to_space(space: Any, actions: np.ndarray) -> np.ndarray:
 def flattener(env: gym.Env, keys: Sequence[str] = ()) -> tuple[Flatten, tuple[int, ...], Any]:
     """(function, shape, dtype): from an observation of `env` to one array of that shape.
 
-    Texts are kept. Box observations keep their shape (uint8 stays uint8, all else is float32). Dict observations are
-    joined in the order that `offrl.tasks.entries.joined` finds for `keys`. Raises UserError where that is open, for a
-    key that is missing, and for what is no numbers.
+    Texts are kept. Box observations keep their shape, as float32. Dict observations are joined in the order that
+    `offrl.tasks.entries.joined` finds for `keys`. Where there are images (uint8 Boxes of two or three dimensions) the
+    type has a field for each, and "vector" for all numbers. Raises UserError where that is open, for a key that is
+    missing, and for what is no numbers.
     """
     from gymnasium import spaces
 
@@ -208,13 +209,13 @@ def flattener(env: gym.Env, keys: Sequence[str] = ()) -> tuple[Flatten, tuple[in
         return str, (), object  # type: ignore[return-value]
     if isinstance(space, spaces.Box):
         _refuse_other_order(env, keys)
-        return (
-            np.asarray,
-            tuple(space.shape),
-            np.uint8 if space.dtype == np.uint8 and len(space.shape) > 1 else np.float32,
-        )
+        if is_image(space):
+            return streamed([], {PIXELS: ((), image_shape(space))})
+        return np.asarray, tuple(space.shape), np.float32
     if isinstance(space, spaces.Dict):
         parts = entries(space, joined(space, keys))
+        images = {"/".join(path): (path, image_shape(part)) for path, part in parts if is_image(part)}
+        parts = [(path, part) for path, part in parts if not is_image(part)]
         for path, part in parts:
             if not part.is_np_flattenable:
                 raise UserError(
@@ -227,13 +228,46 @@ def flattener(env: gym.Env, keys: Sequence[str] = ()) -> tuple[Flatten, tuple[in
                 [np.asarray(spaces.flatten(part, entry(observation, path))).ravel() for path, part in parts]
             )
 
-        return flatten, (sum(spaces.flatdim(part) for _, part in parts),), np.float32
+        width = sum(spaces.flatdim(part) for _, part in parts)
+        if images:
+            return streamed([flatten] * bool(parts), images, width)
+        return flatten, (width,), np.float32
     if not space.is_np_flattenable:
         raise UserError(
             f"observations of kind {type(space).__name__} cannot be made into one array: wrap the environment so that "
             "it gives numbers (gymnasium.wrappers.TransformObservation)"
         )
     return (lambda observation: np.asarray(spaces.flatten(space, observation))), (spaces.flatdim(space),), np.float32
+
+
+def is_image(space: Any) -> bool:
+    """Whether a space is of images: uint8 Boxes [H, W] or [H, W, C]."""
+    return getattr(space, "dtype", None) == np.uint8 and len(space.shape or ()) in (2, 3)
+
+
+def image_shape(space: Any) -> tuple[int, ...]:
+    """[H, W, C]."""
+    return (*space.shape, 1)[:3]
+
+
+def streamed(
+    flatten: Sequence[Flatten], images: Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]], width: int = 0
+) -> tuple[Flatten, tuple[int, ...], np.dtype]:
+    """`flattener` of a vector of `width` numbers, where there is one, and of images by name: where they stand in an
+    observation, and their shapes.
+    """
+    vector = [(VECTOR, np.float32, (width,))] * len(flatten)
+    kind = np.dtype([*vector, *((name, np.uint8, shape) for name, (_, shape) in images.items())])
+
+    def row(observation: Any) -> np.ndarray:
+        out = np.zeros((), kind)
+        for function in flatten:
+            out[VECTOR] = function(observation)
+        for name, (path, shape) in images.items():
+            out[name] = np.asarray(entry(observation, path)).reshape(shape)
+        return out
+
+    return row, (), kind
 
 
 def _refuse_other_order(env: gym.Env, keys: Sequence[str]) -> None:

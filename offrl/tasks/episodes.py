@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -37,16 +37,17 @@ def set_goal(policy: Any, carry: Any, goals: np.ndarray | None) -> Any:
     return carry if method is None else method(carry, goals)
 
 
-def goal_of(observation: Any, info: Any) -> np.ndarray | None:
+def goal_of(observation: Any, info: Any, read: Callable[[Any], np.ndarray] | None = None) -> np.ndarray | None:
     """The goal of the episode that `env.reset` just began, [G]: OGBench's info["goal"], or the entry desired_goal of
     the observation.
 
-    A goal of several entries (the kitchen's) is joined in sorted order, as data's are.
+    A goal of several entries (the kitchen's) is joined in sorted order, as data's are. read: takes goals that are
+    observations with images.
     """
     for source, key in ((info, "goal"), (observation, "desired_goal")):
         if isinstance(source, Mapping) and key in source:
             try:
-                return np.concatenate(_leaves(source[key]))
+                return np.concatenate(_leaves(source[key])) if read is None else read(source[key])
             except (TypeError, ValueError):  # in words, say: nothing that a policy could take
                 return None
     return None

@@ -13,8 +13,9 @@ from offrl.data.memory import IN_MEMORY, Memory, chunks, next_rows
 from offrl.data.raw import CORE, RawData, bounds_of
 from offrl.data.raw.checks import find_faults, form_faults, refuse
 from offrl.data.raw.infer import action_range, count_from_zero, find_ends, fitting_task, spec_of, starts_elsewhere
-from offrl.data.raw.streams import PIXELS, RawImages, resized, size_of
+from offrl.data.raw.streams import RawImages, resized, size_of
 from offrl.settings.dataset import DatasetConfig
+from offrl.tasks.entries import PIXELS
 
 
 def assemble(raw: RawData, config: DatasetConfig | None = None, memory: Memory = IN_MEMORY) -> Dataset:

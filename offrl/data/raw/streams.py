@@ -13,7 +13,6 @@ from offrl.data.memory import Memory, chunks
 from offrl.data.store import Store, Stream
 from offrl.errors import UserError
 
-PIXELS = "pixels"  # the name of a stream that has none, Gymnasium's
 CHANNELS = (1, 2, 3, 4)  # of one frame
 EDGE = 4096  # pixels at most
 
@@ -26,6 +25,7 @@ class RawStream:
     entries: np.ndarray  # [R] int64: the entry of each row's observation
     final: np.ndarray | None = None  # [E] int64: the entry after each episode's last row, -1 where not known
     digest: str = ""  # of decoded images: sha256 of the encoded bytes, the size and the decoder; "": of the values
+    recorded: tuple[int, ...] = ()  # height and width before they were resized
 
     def store(self, start: np.ndarray, stop: np.ndarray) -> Store:
         """The dataset's store, for episodes of rows `start` to `stop` - 1."""
@@ -51,7 +51,7 @@ class RawStream:
 
 def streams_of(streams: Mapping[str, RawStream]) -> tuple[Stream, ...]:
     """The description of streams, in their order."""
-    return tuple(Stream(name, tuple(stream.values.shape[1:])) for name, stream in streams.items())
+    return tuple(Stream(name, tuple(s.values.shape[1:]), tuple(s.recorded)) for name, s in streams.items())
 
 
 def check_images(images: np.ndarray, where: str) -> np.ndarray:
@@ -133,7 +133,7 @@ def resized(stream: RawStream, size: tuple[int, int], memory: Memory, name: str)
     values = memory.empty(name, (len(stream.values), *size, stream.values.shape[3]), np.uint8)
     for i, frame in enumerate(stream.values):
         values[i] = resize(frame, size)
-    return replace(stream, values=values)
+    return replace(stream, values=values, recorded=stream.values.shape[1:3])
 
 
 def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:

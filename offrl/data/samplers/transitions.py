@@ -16,9 +16,9 @@ from offrl import rng
 from offrl.data.dataset import Dataset
 from offrl.data.store import Store
 from offrl.errors import UserError, nearest
+from offrl.tasks.entries import VECTOR
 
 Batch = dict[str, Tensor]  # observations of several streams: dictionaries of tensors by the streams' names
-VECTOR = "vector"  # the name of the flat vector in these
 
 
 class Sampler(Protocol):
