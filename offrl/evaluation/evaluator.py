@@ -19,6 +19,7 @@ from offrl.errors import UserError, warn
 from offrl.evaluation.result import Evaluation, OwnValues, Policy, Tally
 from offrl.evaluation.steppers import StepFailed, observed, step_all
 from offrl.settings.evaluation import EvalConfig
+from offrl.tasks.entries import VECTOR
 from offrl.tasks.environments import action_kind, episode_limit, flattener, make_env, to_space
 from offrl.tasks.episodes import ENDLESS, goal_of, mujoco_warnings, observe_reward, reset_seed, set_goal
 from offrl.tasks.provenance import provenance
@@ -107,7 +108,7 @@ class Evaluator:
         for env, e in zip(games.envs, games.at, strict=True):
             options = dict(self.task.starts[e % len(self.task.starts)]) if self.task.starts else None
             first, info = env.reset(seed=reset_seed(self.config.seed, games.seed, e), options=options)
-            goals[e] = goal_of(first, info)
+            goals[e] = goal_of(first, info, self.flatten if np.dtype(self.dtype).names else None)
             row = self._read(first, info)
             if not self.text and row.shape != self.observation_shape:
                 raise UserError(
@@ -162,7 +163,7 @@ class Evaluator:
         gains, good = steps.rewards, np.isfinite(steps.rewards)
         rows = _texts(steps.observations) if self.text else np.stack(steps.observations)
         if not self.text:
-            good &= np.isfinite(rows).reshape(len(at), -1).all(axis=1)
+            good &= finite_rows(rows)
         for k in np.flatnonzero(~good).tolist():
             if k not in steps.unstable:
                 self._fault(tally, f"the environment gave a reward or observation that is not finite {where(at[k])}")
@@ -239,7 +240,7 @@ def _rows(goals: Sequence[np.ndarray | None], running: Sequence[int]) -> np.ndar
     known = [goal for e in running if (goal := goals[e]) is not None]
     if len(known) < len(running) or len({goal.shape for goal in known}) > 1:
         return None
-    rows = np.zeros((len(goals), *known[0].shape), np.float32)
+    rows = np.zeros((len(goals), *known[0].shape), known[0].dtype)
     rows[list(running)] = np.stack(known)
     return rows
 
@@ -265,6 +266,15 @@ class _Games:
         del self.at[k], self.envs[k]
         self.rows[e] = None if self.rows.dtype == object else 0
         self.tally.finished += 1
+
+
+def finite_rows(rows: np.ndarray) -> np.ndarray:
+    """Which of observations [E, ...] hold neither NaN nor infinity, bool [E]; images hold none."""
+    if rows.dtype.names:
+        if VECTOR not in rows.dtype.names:
+            return np.ones(len(rows), bool)
+        rows = rows[VECTOR]
+    return np.asarray(np.isfinite(rows).reshape(len(rows), -1).all(axis=1))
 
 
 def aligned_zeros(shape: tuple[int, ...], kind: Any) -> np.ndarray:

@@ -10,16 +10,19 @@ import numpy as np
 from offrl.data.dataset import DataSpec
 from offrl.data.raw import join_observations
 from offrl.errors import UserError
+from offrl.evaluation.streams import as_streams
 from offrl.tasks.entries import OWN_ORDER, entries
 
 
 def as_array(observation: Any, spec: DataSpec) -> tuple[np.ndarray, bool]:
-    """(float32 [B, *O], whether it is a batch rather than one) of an array, or of the dictionary that an environment
-    with Dict observations gives.
+    """(float32 [B, *O], or rows [B] with a field for each stream; whether it is a batch and not one) of an array, or
+    of the dictionary that an environment with Dict observations gives.
 
     Of a dictionary the entries are joined as the data's were (see `offrl.tasks.entries`). Raises UserError for an entry
     that is missing, where nobody said in which order flat data have them, for another shape, NaN and infinity.
     """
+    if spec.streams:
+        return as_streams(observation, spec)
     shape = tuple(spec.observation_shape)
     if isinstance(observation, Mapping):
         array = _joined(observation, spec)
@@ -50,6 +53,16 @@ def as_texts(texts: Any, name: str) -> np.ndarray:
     if not all(isinstance(text, str) for text in array):
         raise UserError(f"this policy of {name} takes a text, or a list of texts")
     return np.array([*array, None], object)[:-1]
+
+
+def goals_of(goal: Any, spec: DataSpec) -> np.ndarray:
+    """A goal, or a batch of them, as an array; where goals are observations with images, of the policy's type. Raises
+    UserError for other images.
+    """
+    if not spec.streams or spec.goal_dim:
+        return np.asarray(goal, np.float32)
+    rows, batched = as_streams(goal, spec)
+    return rows if batched else rows[0]
 
 
 def desired_goal(observation: Any) -> Any:

@@ -18,10 +18,11 @@ from torch.utils import _pytree as pytree
 
 from offrl import policy_file, rng
 from offrl.actor import Actor, bind
-from offrl.algorithm import Algorithm, TrainState, with_settings
+from offrl.algorithm import ENCODER, Algorithm, TrainState, with_settings
 from offrl.errors import UserError, nearest
+from offrl.evaluation import streams
 from offrl.evaluation.evaluator import DISCOUNT
-from offrl.evaluation.observations import as_array, as_texts, desired_goal
+from offrl.evaluation.observations import as_array, as_texts, desired_goal, goals_of
 from offrl.evaluation.predict import PredictState, numbered, own_value, predict, value_of
 from offrl.nn.custom.networks import factories
 from offrl.settings.field import check, marked
@@ -55,7 +56,7 @@ class TrainedPolicy:
         acting = acting_part(algorithm, state)
         # copied: a part of the stacked state may lie where products round differently, and it goes on changing
         self.state: TrainState = pytree.tree_map(lambda x: x.detach().to("cpu", copy=True), acting)
-        spec = algorithm.spec
+        spec = self.spec = algorithm.data_spec
         self.mean = None if spec.observation_mean is None else torch.tensor(spec.observation_mean)
         self.std = None if spec.observation_std is None else torch.tensor(spec.observation_std)
         self.low, self.high = spec.action_bounds
@@ -89,19 +90,32 @@ class TrainedPolicy:
 
     def start(self, episodes: int) -> Any:
         """The carry at the start of that many episodes played side by side."""
-        return self.actor.start(episodes)
+        inner = self.actor.start(episodes)
+        return streams.begin(episodes, self.spec, inner) if self.spec.frames > 1 else inner
 
     @torch.no_grad()
     def step(self, carry: Any, observations: np.ndarray, t: int, explore: bool = False) -> tuple[np.ndarray, Any]:
         """Actions for raw observations [E, O] at time step t: [E, A] in the environment's range, or [E] int64."""
         text = self.algorithm.traits.text
-        obs: Any = list(observations) if text else self.normalised(observations)
+        past = carry if isinstance(carry, streams.Past) else None
+        if past is not None:
+            observed, past = streams.push(past, streams.tensors_of(observations, self.spec))
+            obs: Any = self.encoded(observed)
+            carry = past.inner
+        else:
+            obs = list(observations) if text else self.normalised(observations)
         actor, keys = self._bound()
         key = keys[t] if t < KEYS else rng.fold_in(actor.state.key, -1 - t).to(keys.device)
         actions, carry = actor.act(carry, obs if text else obs.to(self.device), key, explore=explore)
         if text:
             return np.array([*actions, None], object)[:-1], carry
-        return self._to_environment(actions.cpu()), carry
+        return self._to_environment(actions.cpu()), carry if past is None else past._replace(inner=carry)
+
+    def begin_anew(self, carry: Any, mask: Tensor) -> Any:
+        """The carry where the episodes of a mask bool [E] begin anew; of a policy whose actor is `resettable`."""
+        if not isinstance(carry, streams.Past):
+            return self.actor.begin_anew(carry, mask)
+        return carry._replace(fresh=carry.fresh | mask, inner=self.actor.begin_anew(carry.inner, mask))
 
     @torch.no_grad()
     def chunk(self, observations: np.ndarray, explore: bool = False) -> np.ndarray:
@@ -124,7 +138,11 @@ class TrainedPolicy:
         """
         if not self.goal_conditioned:
             return carry
-        name, spec = self.algorithm.config.name, self.algorithm.spec
+        if isinstance(carry, streams.Past):
+            return carry._replace(inner=self.set_goal(carry.inner, goals))
+        name, spec = self.algorithm.config.name, self.spec
+        if goals is not None and spec.streams and not spec.goal_dim:
+            return self.actor.set_goal(carry, self.normalised(goals))
         width = spec.goal_dim or spec.observation_dim
         if goals is None:
             raise UserError(
@@ -144,6 +162,8 @@ class TrainedPolicy:
         """The carry where all episodes begin anew in the same tasks; see `Actor.new_episode`. observations [E, ...]:
         the last, raw.
         """
+        if isinstance(carry, streams.Past):
+            return self.start(len(lengths))
         return self.actor.new_episode(carry, self.normalised(observations), torch.as_tensor(lengths))
 
     def observe_reward(self, carry: Any, rewards: np.ndarray) -> Any:
@@ -152,6 +172,8 @@ class TrainedPolicy:
         """
         if not self.uses_rewards:
             return carry
+        if isinstance(carry, streams.Past):
+            return carry._replace(inner=self.observe_reward(carry.inner, rewards))
         spec = self.algorithm.spec
         return self.actor.observe_reward(
             carry, torch.as_tensor(rewards * spec.reward_scale + spec.reward_shift, dtype=torch.float32)
@@ -223,8 +245,10 @@ class TrainedPolicy:
         return self._other(actor.algorithm, actor.state)
 
     def normalised(self, observations: np.ndarray) -> Tensor:
-        """Raw observations [E, ...] as networks take them: float32 [E, O]."""
-        spec = self.algorithm.spec
+        """Raw observations [E, ...] as networks take them: float32 [E, O], or the encoder's vector."""
+        spec = self.spec
+        if spec.streams:
+            return self.encoded(streams.repeated(streams.tensors_of(observations, spec), spec.frames))
         obs = torch.as_tensor(np.asarray(observations, np.float32)).reshape(len(observations), spec.observation_dim)
         for d, column in enumerate(spec.observation_columns):
             if column.auto_offset and bool((obs[:, d].abs() > abs(column.offset) / 2).any()):
@@ -233,6 +257,12 @@ class TrainedPolicy:
                     f"{column.offset:.15g} to it, in float64"
                 )
         return obs if self.mean is None or self.std is None else (obs - self.mean) / self.std
+
+    @torch.no_grad()
+    def encoded(self, observed: Mapping[str, Tensor]) -> Tensor:
+        """The encoder's vector [E, Z] of observations of several streams."""
+        actor = self.actor
+        return actor.apply(ENCODER, streams.moved(observed, self.device))  # type: ignore[no-any-return]
 
     @property
     def discount(self) -> float:
@@ -288,7 +318,7 @@ class TrainedPolicy:
         is missing."""
         if self.algorithm.traits.text:
             return self._answer(observation, explore)
-        batch, batched = as_array(observation, self.algorithm.spec)
+        batch, batched = as_array(observation, self.spec)
         if self._t == 0:
             self._carry = self.start(len(batch))
         elif self.uses_rewards:
@@ -300,9 +330,9 @@ class TrainedPolicy:
             self._carry = self.observe_reward(self._carry, np.broadcast_to(np.asarray(reward, np.float64), len(batch)))
         if self.goal_conditioned and (goal is not None or self._t == 0):
             goal = desired_goal(observation) if goal is None else goal
-            goals = None if goal is None else np.asarray(goal, np.float32)
-            if goals is not None and goals.ndim == 1:
-                goals = np.broadcast_to(goals, (len(batch), len(goals)))
+            goals = None if goal is None else goals_of(goal, self.spec)
+            if goals is not None and goals.ndim == (0 if goals.dtype.names else 1):
+                goals = np.broadcast_to(goals, (len(batch), *goals.shape))
             self._carry = self.set_goal(self._carry, goals)
         actions, self._carry = self.step(self._carry, batch, self._t, explore)
         self._t += 1
@@ -340,7 +370,7 @@ class TrainedPolicy:
             "kind": "policy",
             "seed": self.seed,
             "config": dataclasses.asdict(algorithm.config),
-            "spec": algorithm.spec.to_json(),
+            "spec": self.spec.to_json(),
         }
         if plugins := used_by(type(algorithm), *factories(algorithm.config).values()):
             meta["plugins"] = [Path(path).name for path in plugins]  # not where they lie: the file may go to others

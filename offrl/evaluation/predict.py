@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from offrl.errors import UserError
-from offrl.evaluation.observations import as_array, desired_goal
+from offrl.evaluation.observations import as_array, desired_goal, goals_of
 from offrl.nn.meta_check import outline
 from offrl.system import files
 
@@ -54,7 +54,7 @@ def predict(
         raise UserError(
             f"a policy of {name} must know what its last action earned: policy.act(observation, reward=...) takes it"
         )
-    batch, batched = as_array(observation, policy.algorithm.spec)
+    batch, batched = as_array(observation, policy.spec)
     starts = np.broadcast_to(
         np.asarray(False if episode_start is None else episode_start, bool).reshape(-1), len(batch)
     )
@@ -69,12 +69,12 @@ def predict(
     if memory is not None and memory.rows != len(batch):
         raise UserError(f"state= is of {memory.rows} episodes, and there are {len(batch)} observations")
     if memory is not None and some:
-        memory = memory._replace(carry=policy.actor.begin_anew(memory.carry, torch.from_numpy(starts.copy())))
+        memory = memory._replace(carry=policy.begin_anew(memory.carry, torch.from_numpy(starts.copy())))
     elif memory is None or starts.any():
         memory = PredictState(policy.start(len(batch)), 0, len(batch))
         if policy.goal_conditioned:
             goal = desired_goal(observation)
-            goals = None if goal is None else np.asarray(goal, np.float32)
+            goals = None if goal is None else goals_of(goal, policy.spec)
             memory = memory._replace(
                 carry=policy.set_goal(memory.carry, goals if goals is None or batched else goals[None])
             )
@@ -136,7 +136,7 @@ def value_of(policy: TrainedPolicy, observation: Any, action: Any) -> Any:
     reward (`dataset.reward_shift`, `normalize_rewards`), Q of recorded rewards with c / scale added. Raises UserError
     for an algorithm without Q, a policy file without its critic, and observations and actions of other shapes.
     """
-    algorithm, spec = policy.algorithm, policy.algorithm.spec
+    algorithm, spec = policy.algorithm, policy.spec
     name, modules = algorithm.config.name, algorithm.traits.critic_modules
     if not modules:
         raise UserError(
@@ -151,6 +151,8 @@ def value_of(policy: TrainedPolicy, observation: Any, action: Any) -> Any:
             )
         critic: Mapping[str, Any] = policy.find_critic(policy)
         policy.state = policy.state._replace(params={**policy.state.params, **critic})
+    if spec.frames > 1:
+        raise UserError(f"a policy of {name} that sees {spec.frames} frames has no Q(s, a) of a single observation")
     rows, batched = as_array(observation, spec)
     if spec.discrete:
         start = spec.first_choice

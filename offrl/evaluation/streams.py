@@ -1,0 +1,147 @@
+"""Observations of several streams on their way to a policy: arrays with a field for each stream, tensors, and stacks of
+frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from offrl.data.dataset import DataSpec
+from offrl.data.raw import join_observations
+from offrl.data.raw.streams import resize
+from offrl.errors import UserError
+from offrl.tasks.entries import VECTOR, entries, entry
+
+
+class Past(NamedTuple):
+    """The carry of E episodes of a policy that sees stacks of frames."""
+
+    frames: dict[str, Tensor]  # [E, H, W, frames * C] uint8, oldest first
+    fresh: Tensor  # [E] bool: of episodes without an observation so far
+    inner: Any  # the actor's own
+
+
+def kind_of(spec: DataSpec) -> np.dtype:
+    """The type of one observation: "vector", where there is one, and a field for each stream."""
+    vector = [(VECTOR, np.float32, spec.observation_shape)] * (spec.observation_shape != (0,))
+    images = ((s.name, np.uint8 if s.image else np.float32, s.shape) for s in spec.streams)
+    return np.dtype([*vector, *images])
+
+
+def as_streams(observation: Any, spec: DataSpec) -> tuple[np.ndarray, bool]:
+    """([B] of `kind_of`, whether it is a batch rather than one) of the dictionary that an environment gives, or of an
+    array, for policies of a single image alone.
+
+    Raises UserError, naming the stream, for one that is missing, of another shape or type, or not finite.
+    """
+    kind = kind_of(spec)
+    assert kind.names is not None
+    if not isinstance(observation, Mapping):
+        if len(kind.names) > 1:
+            raise UserError(f"this policy takes a dictionary with the entries {', '.join(_due(spec))}")
+        parts = {kind.names[0]: np.asarray(observation)}
+    else:
+        parts = {s.name: np.asarray(entry(*_entry(observation, s.name))) for s in spec.streams}
+        if VECTOR in kind.names:
+            parts[VECTOR] = _vector(observation, spec)
+    batches = set()
+    for name, part in parts.items():
+        shape = kind[name].shape
+        if kind[name].base == np.uint8 and part.dtype != np.uint8:
+            raise UserError(f"the observation's {name} is {part.dtype}; images are uint8, 0 to 255")
+        if kind[name].base == np.uint8 and part.shape[-2:] == shape[:2] and shape[-1] == 1:
+            part = part[..., None]
+        stream = next((s for s in spec.streams if s.name == name), None)
+        sizes = [shape] + ([(*stream.recorded, shape[-1])] if stream is not None and stream.recorded else [])
+        if part.shape[-len(shape) :] not in sizes or part.ndim - len(shape) not in (0, 1):
+            due = " x ".join(map(str, sizes[-1]))
+            raise UserError(f"the observation's {name} has shape {list(part.shape)}; {due} is due, or a batch of those")
+        if part.dtype.kind == "f" and not np.isfinite(part).all():
+            raise UserError(f"the observation's {name} holds NaN or infinity")
+        batches.add(part.shape[: part.ndim - len(shape)])
+        parts[name] = part
+    if len(batches) > 1:
+        raise UserError(f"the observation's entries are batches of different sizes: {sorted(batches)}")
+    batch = batches.pop()
+    rows = np.zeros(batch or (1,), kind)
+    for name, part in parts.items():
+        rows[name] = sized(part if batch else part[None], kind[name].shape)
+    return rows, bool(batch)
+
+
+def sized(images: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Images [B, H, W, C] in the size that a policy takes; all else as it is."""
+    if len(shape) != 3 or images.shape[1:] == shape:
+        return images
+    return np.stack([resize(image, (shape[0], shape[1])) for image in images])
+
+
+def _due(spec: DataSpec) -> list[str]:
+    keys = spec.task.observation_keys if spec.task is not None else ()
+    return list(keys) or list(kind_of(spec).names or ())
+
+
+def _entry(observation: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    if name in observation:
+        return observation, (name,)
+    path = entries(observation, (name,), "the observation")[0][0]
+    return observation, path
+
+
+def _vector(observation: Mapping[str, Any], spec: DataSpec) -> np.ndarray:
+    """The numbers of an observation, [O] or [B, O], joined as the data's were."""
+    names = [key for key in _due(spec) if key not in {s.name for s in spec.streams}]
+    if VECTOR in observation and names == [VECTOR]:
+        return np.asarray(observation[VECTOR], np.float32)
+    leaves = [np.asarray(leaf) for _, leaf in entries(observation, names, "the observation")]
+    single = sum(leaf.size for leaf in leaves) == spec.observation_dim
+    rows = {key: np.asarray(observation[key])[None] if single else observation[key] for key in names}
+    joined = join_observations(rows, names, "the observation")
+    return joined[0] if single else joined
+
+
+def tensors_of(rows: np.ndarray, spec: DataSpec) -> dict[str, Tensor]:
+    """Rows [B] as an encoder takes them, the vector normalised."""
+    kind = kind_of(spec)
+    out = {}
+    for name in kind.names or ():
+        out[name] = torch.from_numpy(np.ascontiguousarray(sized(rows[name], kind[name].shape)))
+    if VECTOR in out and (moments := spec.observation_moments) is not None:
+        out[VECTOR] = (out[VECTOR] - moments[0]) / moments[1]
+    return out
+
+
+def begin(episodes: int, spec: DataSpec, inner: Any) -> Past:
+    """The carry before the first observations."""
+    shapes = {s.name: (*s.shape[:2], s.shape[2] * spec.frames) for s in spec.streams if s.image}
+    frames = {name: torch.zeros(episodes, *shape, dtype=torch.uint8) for name, shape in shapes.items()}
+    return Past(frames, torch.ones(episodes, dtype=torch.bool), inner)
+
+
+def push(past: Past, observed: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Past]:
+    """(what the policy sees, the next carry): each image's stack with the newest frame [E, H, W, C] at its end; an
+    episode's first frame fills it.
+    """
+    frames = {}
+    for name, old in past.frames.items():
+        new = observed[name]
+        repeated = new.repeat(1, 1, 1, old.shape[-1] // new.shape[-1])
+        shifted = torch.cat([old[..., new.shape[-1] :], new], -1)
+        frames[name] = torch.where(past.fresh.reshape(-1, 1, 1, 1), repeated, shifted)
+    return {**observed, **frames}, past._replace(frames=frames, fresh=torch.zeros_like(past.fresh))
+
+
+def repeated(observed: Mapping[str, Tensor], frames: int) -> dict[str, Tensor]:
+    """Observations with each image repeated as an episode's first one is, such as goals."""
+    return {name: x.repeat(1, 1, 1, frames) if x.ndim == 4 else x for name, x in observed.items()}
+
+
+def moved(observed: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """The same on a device."""
+    return dict(pytree.tree_map(lambda x: x.to(device), dict(observed)))
