@@ -118,6 +118,8 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
         file, colon, object_name = str(flat.get(name) or "").rpartition(":")
         if colon and file.endswith(".py"):
             flat[name] = f"{Path(typed(file)[0]).name}:{object_name}"  # where it lies is no part of what a run is
+    if isinstance(flat.get("encoder"), str):
+        flat["encoder.name"] = flat.pop("encoder")
     path = flat.pop("config", None)
     if path is None:
         return flat

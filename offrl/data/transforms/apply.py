@@ -26,6 +26,7 @@ from offrl.data.transforms.imagined import add_imagined, share_draws
 from offrl.data.transforms.reward_labels import label_rewards
 from offrl.data.transforms.stitch import add_clusters
 from offrl.data.transforms.weights import weight_episodes
+from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 
 
@@ -80,6 +81,12 @@ def apply_transforms(
         dataset = normalize_observations(dataset, memory, owned)
     if config.augment != "none":
         dataset = add_clusters(dataset, config)
+    if config.frames > 1:
+        if not any(stream.image for stream in dataset.spec.streams):
+            raise UserError(
+                f"dataset.frames={config.frames} stacks images, and {dataset.spec.name} has none; leave it at 1"
+            )
+        dataset = replace(dataset, spec=replace(dataset.spec, frames=config.frames))
     if config.observation_keys:
         dataset = replace(dataset, spec=with_entries(dataset.spec, config.observation_keys))
     return dataset
