@@ -21,6 +21,7 @@ from offrl.nn.custom.networks import factories
 from offrl.runs.paths import RECORD, no_run
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.diff import difference
+from offrl.settings.encoder import EncoderConfig
 from offrl.settings.field import file_name, without_places
 from offrl.settings.kinds import misfit
 from offrl.settings.replicas import Replica, bounded, expand, grid_text, replicas
@@ -132,6 +133,11 @@ def identity(config: TrainConfig) -> dict[str, Any]:
     # the fingerprint says what data are
     values["algo"], values["dataset"] = (without_places(config.algo), without_places(config.dataset))
     values["seeds"] = seed_list(config.seeds)
+    for name in ("frames", "image_size", "episodes"):  # not in the names of runs without them
+        if values["dataset"][name] == _defaults(DatasetConfig)[name]:
+            del values["dataset"][name]
+    if config.encoder == EncoderConfig():
+        del values["encoder"]
     if files := used_by(registry.get("algo", config.algo.name), *factories(config.algo).values()):
         values["plugins"] = checksums(files)  # with other content it is another run
     grid, paired = values.pop("grid"), values.pop("paired")
@@ -285,7 +291,7 @@ def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
     parts = {part: {**_defaults(kind), **settings[part]} for part, kind in kinds.items() if settings[part]}
     if "algo" in parts:
         parts["algo"] = _without(parts["algo"], [field for field, _ in settings.get("grid", [])])
-    return {"precision": "float32", **settings, **parts}
+    return {"precision": "float32", "encoder": dataclasses.asdict(EncoderConfig()), **settings, **parts}
 
 
 @functools.cache
