@@ -62,7 +62,7 @@ def loss_limit(dataset: Dataset | None) -> float:
         return DIVERGED * UNKNOWN**2
     largest = HORIZON * float(dataset.columns["rewards"].abs().max())
     for name, column in dataset.columns.items():
-        if column.is_floating_point() and name != "rewards":
+        if column.is_floating_point() and column.numel() and name != "rewards":
             largest = max(largest, float(column[:: max(1, len(column) // LOOKED_AT)].abs().max()))
     return DIVERGED * max(1.0, largest) ** 2
 
