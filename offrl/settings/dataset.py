@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from offrl.errors import UserError
 from offrl.settings.field import check, marked, setting
 
-FORMATS = ("auto", "d4rl", "minari", "ogbench", "d3rlpy", "columns", "padded", "text")
+FORMATS = ("auto", "d4rl", "minari", "ogbench", "d3rlpy", "columns", "padded", "robomimic", "vd4rl", "text")
 MEMORY = ("auto", "device", "mmap")
 CACHE = ("auto", "always", "never")
 EXPERT_CHOICE = ("first", "best")
@@ -106,6 +106,7 @@ class DatasetConfig:
     observation_keys: list[str] = setting(
         [], "Dict observations: the entries that make the flat one, in order; []: all, sorted"
     )
+    mask: str = setting("", 'robomimic: the demonstrations of this mask alone, such as train; "": all')
     action_low: list[float] = setting(
         [], "the environment's action range, one value or one per dimension; []: found out"
     )
