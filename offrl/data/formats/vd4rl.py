@@ -40,7 +40,8 @@ def files(folder: Path) -> list[Path]:
     """The files of a folder in order, shards by their numbers; [] where they are not of this layout, by the first."""
     episodes, shards = sorted(folder.glob("*.npz")), sorted(folder.glob("*.hdf5"), key=_number)
     listed = episodes or shards
-    if bool(episodes) == bool(shards):
+    # other files, damaged ones too, are not opened
+    if bool(episodes) == bool(shards) or not re.search(r"\d$|^data$", listed[0].stem):
         return []
     for path in listed:
         refuse_link(path, folder)
