@@ -152,6 +152,7 @@ SHARD_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "stacked": ({"observation": np.ones((COUNT, 9, 7, 7), "u1")}, "newest of a stack of frames (x[:, -3:])"),
     "floats": ({"observation": np.ones((COUNT, 3, 7, 7))}, "numpy.rint(255 * x)"),
     "kind": ({"step_type": STEPS * 2}, "9.hdf5: row 3: step_type is 4"),
+    "two of each": ({"discount": np.ones((COUNT, 2))}, "'discount' has shape [6, 2], for 6 images"),
     "beginning": ({"step_type": np.maximum(STEPS, 1.0)}, "9.hdf5: row 0 goes on with an episode"),
     "after the last": ({"step_type": np.where(np.arange(COUNT) == 4, 1.0, STEPS)}, "9.hdf5: row 4 goes on"),
     "action taken": ({"action": np.ones((COUNT, 2))}, "'action' of an episode's first state is not 0"),

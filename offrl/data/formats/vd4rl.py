@@ -29,6 +29,8 @@ FIRST, LAST = 0, 2  # of step_type
 _NEEDED = {"npz": ("image", "action", "reward"), "hdf5": ("observation", "action", "reward", "discount", "step_type")}
 _FLAGS = {"npz": ("discount", "is_first", "is_terminal"), "hdf5": ()}
 
+_SINGLE = ("reward", "discount", "step_type", "is_first", "is_terminal")  # a number a state
+
 
 def own(kind: str, keys: set[str]) -> bool:
     """True where a file of the kind npz or hdf5 with these keys is of V-D4RL's layout."""
@@ -143,7 +145,7 @@ class _States:
             stored += file.stat().st_size
             refuse_growth(f"{path}: its images", size, stored)
             for key, values in self._read(file, [k for k in numbers if k in shapes]).items():
-                if len(values.shape) < 1 or len(values) != count:
+                if values.shape[:1] != (count,) or (key in _SINGLE and as_vector(values).ndim > 1):
                     raise UserError(f"{file}: '{key}' has shape {list(values.shape)}, for {count} images")
                 if key in parts and values.shape[1:] != parts[key][0].shape[1:]:
                     raise UserError(
