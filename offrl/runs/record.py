@@ -133,7 +133,7 @@ def identity(config: TrainConfig) -> dict[str, Any]:
     # the fingerprint says what data are
     values["algo"], values["dataset"] = (without_places(config.algo), without_places(config.dataset))
     values["seeds"] = seed_list(config.seeds)
-    for name in ("frames", "image_size", "episodes"):  # not in the names of runs without them
+    for name in ("frames", "image_size", "episodes", "mask"):  # not in the names of runs without them
         if values["dataset"][name] == _defaults(DatasetConfig)[name]:
             del values["dataset"][name]
     if config.encoder == EncoderConfig():

@@ -1,15 +1,39 @@
-"""Encoded images of strangers, one for each row."""
+"""Images of strangers, one for each row: arrays of them, and encoded ones."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from offrl.data.containers.guard import reading
+from offrl.data.memory import chunks
+from offrl.data.raw.streams import CHANNELS, EDGE, check_images
 from offrl.errors import UserError
+
+BLOCK = 1 << 24  # bytes of images to read at once
+
+
+def frame_shape(shape: Sequence[int], dtype: np.dtype, first: Callable[[], np.ndarray], where: str) -> tuple[int, ...]:
+    """(H, W, C) of images [R, H, W(, C)], as a file declares them. Nothing is read but, to say what is wrong with those
+    of another type than uint8, the `first` one [1, H, W(, C)]. Raises UserError for what are no images.
+    """
+    if dtype.kind not in "biuf" or len(shape) < 3 or 0 in shape:
+        raise UserError(f"{where} holds {dtype} values of shape {list(shape)}; images [R, H, W, C] of uint8 are due")
+    pixels = np.broadcast_to(np.zeros((), dtype), (1, *shape[1:]))
+    if dtype != np.uint8 and pixels.size <= CHANNELS[-1] * EDGE**2:
+        pixels = first()
+    return check_images(pixels, where).shape[1:]
+
+
+def row_parts(item: Any) -> Iterator[slice]:
+    """Slices that cover the rows of an h5py dataset, of whole chunks, so that none is decompressed twice."""
+    step = item.chunks[0] if item.chunks else 1
+    size = math.prod(item.shape[1:]) * item.dtype.itemsize
+    return chunks(len(item), max(1, BLOCK // (step * size)) * step)
 
 
 def decode(frames: Sequence[Any], out: np.ndarray, where: str) -> None:

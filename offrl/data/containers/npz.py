@@ -98,6 +98,11 @@ class Npz:
             notes += samples.notes()
         return out
 
+    def blocks(self, key: str, rows: int) -> Iterator[np.ndarray]:
+        """Array `key` as it is stored, so many rows at a time, where it holds numbers."""
+        self._refuse_other(key, NUMBERS)
+        return self._blocks(key, list(chunks(self.shapes[key][0][0], rows)))
+
     def _blocks(self, key: str, parts: Sequence[slice]) -> Iterator[np.ndarray]:
         """Some rows of array `key` at a time, as they are stored."""
         shape, dtype = self.shapes[key]

@@ -14,7 +14,7 @@ from offrl.data.containers.file_type import file_type
 from offrl.data.containers.guard import reading
 from offrl.data.containers.hdf5 import open_hdf5
 from offrl.data.dataset import Dataset
-from offrl.data.formats import d3rlpy, d4rl, minari, ogbench, padded
+from offrl.data.formats import d3rlpy, d4rl, minari, ogbench, padded, robomimic, vd4rl
 from offrl.data.loading import cache
 from offrl.data.loading.assemble import assemble
 from offrl.data.loading.resolve import Source, resolve
@@ -113,12 +113,18 @@ def read_raw(
     assert path is not None
     if source.text:
         raise UserError(f"{path} holds texts, not columns of numbers")
-    table = bool(source.files) or is_csv(path) or (source.kind == "columns" and file_type(path) == "parquet")
+    table = (
+        (source.kind == "columns" and bool(source.files))
+        or is_csv(path)
+        or (source.kind == "columns" and file_type(path) == "parquet")
+    )
     if config.decimal != "auto" and not any(map(is_csv, source.files or (path,))):
         raise UserError(f"dataset.decimal={config.decimal} is for CSV, and {path} is none: its numbers are no texts")
+    if config.mask and source.kind != "robomimic":
+        raise UserError(f"dataset.mask={config.mask} is for robomimic's files, and {path} is none; leave it out")
     if source.kind not in ("columns", "d4rl", "builtin"):
         d4rl.refuse_lists(config, path)
-    if not table and source.kind in ("columns", "d4rl", "builtin", "d3rlpy", "ogbench"):
+    if not table and source.kind in ("columns", "d4rl", "builtin", "d3rlpy", "ogbench", "robomimic"):
         kind = file_type(path)
         extension = {"columns": kind, "ogbench": "npz"}.get(source.kind, "hdf5")
         if kind != extension:
@@ -149,6 +155,10 @@ def _read(source: Source, path: Path, config: DatasetConfig, memory: Memory, opt
         raw = d3rlpy.read(path, config, memory)
     elif source.kind == "padded":
         raw = padded.read(path, config, memory)
+    elif source.kind == "robomimic":
+        raw = robomimic.read(path, config, memory)
+    elif source.kind == "vd4rl":
+        raw = vd4rl.read(source.files or (path,), path, config, memory)
     elif source.kind == "columns":
         fields = {*map(column_of, config.fields)}
         with open_hdf5(path) if file_type(path) == "hdf5" else contextlib.nullcontext() as file:

@@ -14,7 +14,7 @@ from offrl.data.containers.guard import reading
 from offrl.data.containers.hdf5 import open_hdf5
 from offrl.data.containers.npz import Npz
 from offrl.data.containers.plain_files import refuse_special, refuse_tables
-from offrl.data.formats import d4rl, minari, ogbench, padded
+from offrl.data.formats import d4rl, minari, ogbench, padded, robomimic, vd4rl
 from offrl.data.formats.minari_episodes import numbered
 from offrl.data.tables import files as tables
 from offrl.data.tables.csv_file import is_csv
@@ -34,13 +34,13 @@ _SUFFIXES = (".hdf5", ".h5", ".npz", ".parquet", ".npy", ".pq", ".hdf", ".csv", 
 class Source:
     """The location of a dataset."""
 
-    kind: str  # builtin | d4rl | minari | ogbench | d3rlpy | columns | padded | text | registered
+    kind: str  # builtin | registered | one of offrl.settings.dataset.FORMATS
     name: str
     path: Path | None = None
     task: Task | None = None
     loader: Callable[[DatasetConfig], Any] | None = None
     beside: Path | None = None  # a file that is read as well
-    files: tuple[Path, ...] = ()  # of tables: all of them, where there are several
+    files: tuple[Path, ...] = ()  # all of them, where there are several
 
     @property
     def text(self) -> bool:
@@ -166,6 +166,8 @@ def _by_path(path: Path, name: str, form: str) -> Source:
             if paths := tables.listed(name):
                 refuse_tables(paths, by_name=False)
                 return Source("columns", name, paths[0], files=tuple(paths))
+            if paths := vd4rl.files(path):
+                return Source("vd4rl", name, path, files=tuple(paths))
             inside = _data_files(path)
             hint = (
                 f"; it has the files {', '.join(inside[:5])}: name one, or make one of them with `offrl data merge`"
@@ -173,8 +175,8 @@ def _by_path(path: Path, name: str, form: str) -> Source:
                 else ""
             )
             raise UserError(
-                f"{path} is a folder without a Minari dataset (no data/metadata.json) and without CSV or Parquet "
-                f"files{hint}"
+                f"{path} is a folder without a Minari dataset (no data/metadata.json) and without CSV, Parquet or "
+                f"V-D4RL files{hint}"
             )
         return _minari("", path)
     refuse_tables([path], by_name=True)
@@ -189,9 +191,13 @@ def _by_path(path: Path, name: str, form: str) -> Source:
         return Source("padded", name, path)
     if kind == "npz" and ogbench.is_own(path, set(Npz(path).shapes)):
         return Source("ogbench", name, path, lookup(path.stem.removesuffix("-val")))
+    if kind == "npz" and vd4rl.own(kind, set(Npz(path).shapes)):
+        return Source("vd4rl", name, path)
     if kind != "hdf5":
         return Source("columns", name, path)
     with open_hdf5(path) as file:
+        if robomimic.demonstrations(file):
+            return Source("robomimic", name, path)
         if minari.data_folder(path) and numbered(file, "episode_"):
             return _minari("", path)
         keys = set(file)
@@ -199,6 +205,8 @@ def _by_path(path: Path, name: str, form: str) -> Source:
         return Source("d3rlpy", name, path)
     if {"observations", "actions", "rewards", "terminals"} <= keys:
         return Source("d4rl", name, path)
+    if vd4rl.own(kind, keys):
+        return Source("vd4rl", name, path)
     return Source("columns", name, path)
 
 
