@@ -42,7 +42,8 @@ class ImageEncoder(nn.Module, ABC):
 def scaled(images: Tensor) -> Tensor:
     """[B, H, W, C] in 0..255 -> [B, C, H, W] in 0..1. The numbers stay where they lay: convolutions and pooling are
     as fast with channels last, on a CPU up to eight times faster."""
-    return images.permute(0, 3, 1, 2).float() / 255.0
+    images = images.permute(0, 3, 1, 2)
+    return (images if images.is_floating_point() else images.float()) / 255.0
 
 
 class DrQ(ImageEncoder):

@@ -33,7 +33,7 @@ class StreamEncoder(nn.Module):
     def forward(self, observations: Mapping[str, Tensor]) -> Tensor:
         """{stream: [..., H, W, C] uint8 or [..., L]} -> [..., width]."""
         parts = [module(observations[name]) for name, module in self.images.items()]
-        parts += [x.float() for name, x in observations.items() if name not in self.images]
+        parts += [x for name, x in observations.items() if name not in self.images]
         return self.trunk(torch.cat(parts, -1))
 
     def shifted(self, observations: Mapping[str, Tensor], key: Tensor) -> dict[str, Tensor]:
