@@ -104,12 +104,19 @@ class TrainedPolicy:
             carry = past.inner
         else:
             obs = list(observations) if text else self.normalised(observations)
+        actions, carry = self.decide(carry, obs, t, explore)
+        return actions, carry if past is None else past._replace(inner=carry)
+
+    @torch.no_grad()
+    def decide(self, carry: Any, observations: Any, t: int, explore: bool = False) -> tuple[np.ndarray, Any]:
+        """`step` for observations as networks take them (see `normalised`), and the actor's own carry."""
         actor, keys = self._bound()
         key = keys[t] if t < KEYS else rng.fold_in(actor.state.key, -1 - t).to(keys.device)
-        actions, carry = actor.act(carry, obs if text else obs.to(self.device), key, explore=explore)
-        if text:
+        if self.algorithm.traits.text:
+            actions, carry = actor.act(carry, observations, key, explore=explore)
             return np.array([*actions, None], object)[:-1], carry
-        return self._to_environment(actions.cpu()), carry if past is None else past._replace(inner=carry)
+        actions, carry = actor.act(carry, observations.to(self.device), key, explore=explore)
+        return self._to_environment(actions.cpu()), carry
 
     def begin_anew(self, carry: Any, mask: Tensor) -> Any:
         """The carry where the episodes of a mask bool [E] begin anew; of a policy whose actor is `resettable`."""
@@ -122,8 +129,15 @@ class TrainedPolicy:
         """What one decision of a policy of chunks fixes for raw observations [E, O]: [E, h, A] in the environment's
         range.
         """
-        (actor, keys), x = self._bound(), self.normalised(observations)
-        return self._to_environment(actor.chunk(x.to(self.device), keys[0], explore).cpu())  # type: ignore[attr-defined]
+        return self.decide_chunk(self.normalised(observations), explore)
+
+    @torch.no_grad()
+    def decide_chunk(self, observations: Tensor, explore: bool = False) -> np.ndarray:
+        """`chunk` for observations as networks take them."""
+        actor, keys = self._bound()
+        return self._to_environment(
+            actor.chunk(observations.to(self.device), keys[0], explore).cpu()  # type: ignore[attr-defined]
+        )
 
     @property
     def goal_conditioned(self) -> bool:

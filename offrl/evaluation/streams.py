@@ -27,11 +27,11 @@ class Past(NamedTuple):
     inner: Any  # the actor's own
 
 
-def kind_of(spec: DataSpec) -> np.dtype:
-    """The type of one observation: "vector", where there is one, and a field for each stream."""
+def kind_of(spec: DataSpec, frames: int = 1) -> np.dtype:
+    """The type of one observation: "vector", where there is one, and a field for each stream. frames: of each image."""
     vector = [(VECTOR, np.float32, spec.observation_shape)] * (spec.observation_shape != (0,))
-    images = ((s.name, np.uint8 if s.image else np.float32, s.shape) for s in spec.streams)
-    return np.dtype([*vector, *images])
+    shapes = {s.name: (*s.shape[:-1], s.shape[-1] * frames) if s.image else s.shape for s in spec.streams}
+    return np.dtype([*vector, *((s.name, np.uint8 if s.image else np.float32, shapes[s.name]) for s in spec.streams)])
 
 
 def as_streams(observation: Any, spec: DataSpec) -> tuple[np.ndarray, bool]:
@@ -77,7 +77,7 @@ def as_streams(observation: Any, spec: DataSpec) -> tuple[np.ndarray, bool]:
 
 def sized(images: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Images [B, H, W, C] in the size that a policy takes; all else as it is."""
-    if len(shape) != 3 or images.shape[1:] == shape:
+    if len(shape) != 3 or images.shape[1:3] == shape[:2]:
         return images
     return np.stack([resize(image, (shape[0], shape[1])) for image in images])
 
@@ -108,10 +108,9 @@ def _vector(observation: Mapping[str, Any], spec: DataSpec) -> np.ndarray:
 
 def tensors_of(rows: np.ndarray, spec: DataSpec) -> dict[str, Tensor]:
     """Rows [B] as an encoder takes them, the vector normalised."""
-    kind = kind_of(spec)
-    out = {}
-    for name in kind.names or ():
-        out[name] = torch.from_numpy(np.ascontiguousarray(sized(rows[name], kind[name].shape)))
+    shapes = {s.name: s.shape for s in spec.streams}
+    names = rows.dtype.names or ()
+    out = {n: torch.from_numpy(np.ascontiguousarray(sized(rows[n], shapes.get(n, ())))) for n in names}
     if VECTOR in out and (moments := spec.observation_moments) is not None:
         out[VECTOR] = (out[VECTOR] - moments[0]) / moments[1]
     return out
@@ -119,8 +118,9 @@ def tensors_of(rows: np.ndarray, spec: DataSpec) -> dict[str, Tensor]:
 
 def begin(episodes: int, spec: DataSpec, inner: Any) -> Past:
     """The carry before the first observations."""
-    shapes = {s.name: (*s.shape[:2], s.shape[2] * spec.frames) for s in spec.streams if s.image}
-    frames = {name: torch.zeros(episodes, *shape, dtype=torch.uint8) for name, shape in shapes.items()}
+    kind = kind_of(spec, spec.frames)
+    images = [s.name for s in spec.streams if s.image]
+    frames = {name: torch.zeros(episodes, *kind[name].shape, dtype=torch.uint8) for name in images}
     return Past(frames, torch.ones(episodes, dtype=torch.bool), inner)
 
 
