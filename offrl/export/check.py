@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from offrl.evaluation import streams
 from offrl.evaluation.evaluator import plain_products
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.export.graph import Draw, PolicyGraph, answer, recording
+from offrl.export.graph import Draw, PolicyGraph, answer, inputs_of, recording
+from offrl.tasks.entries import VECTOR
 
 # (observations [B, *O] float32, goals and noise) -> actions
 Runner = Callable[[np.ndarray, Sequence[np.ndarray]], np.ndarray]
@@ -93,7 +95,9 @@ def check(policy: TrainedPolicy, explore: bool, runner: Runner, draws: Sequence[
                 half = _half_range(policy)
                 difference = float((np.abs(output - expected) / half).max())
                 if scale > 1.0 or count == BATCHES[0]:
-                    true = exact(torch.from_numpy(observations), *(torch.from_numpy(x) for x in noise)).numpy()
+                    true = exact(
+                        *map(torch.from_numpy, inputs_of(observations)), *(torch.from_numpy(x) for x in noise)
+                    ).numpy()
                     allowed = max(TOLERANCE, ROUNDING * float((np.abs(expected - true) / half).max()))
                 if scale == 1.0:
                     result.allowed = allowed
@@ -124,9 +128,16 @@ def _half_range(policy: TrainedPolicy) -> np.ndarray:
 
 def _observations(policy: TrainedPolicy, rng: np.random.Generator, count: int, scale: float) -> np.ndarray:
     """[count, *O] float32: normal around the data's mean where the policy knows it, else around 0 at scales from 0.1 to
-    3.
+    3; images are random bytes.
     """
-    spec = policy.algorithm.spec
+    spec = policy.spec
+    if spec.streams:
+        rows = np.zeros(count, streams.kind_of(spec, spec.frames))
+        for name in rows.dtype.names or ():
+            shape = rows[name].shape
+            images = rows[name].dtype == np.uint8
+            rows[name] = rng.integers(0, 256, shape) if images else scale * rng.normal(size=shape)
+        return rows
     x = scale * rng.normal(size=(count, spec.observation_dim))
     if policy.mean is not None and policy.std is not None:
         x = policy.mean.numpy() + x * policy.std.numpy()
@@ -155,10 +166,13 @@ def _tie(
     there.
     """
     rng = np.random.default_rng(0)
-    nudged = observations[i] * (1.0 + 1e-6 * rng.normal(size=(NUDGES, *observations.shape[1:])))
+    nudged = np.repeat(observations[i : i + 1], NUDGES, 0)
+    numbers = nudged[VECTOR] if VECTOR in (nudged.dtype.names or ()) else nudged
+    if not numbers.dtype.names:
+        numbers *= (1.0 + 1e-6 * rng.normal(size=numbers.shape)).astype(numbers.dtype)
     inputs = []  # the random numbers of row i, for a batch of NUDGES rows like it
     for x, draw in zip(noise, draws, strict=True):
         for axis in (axis for axis, n in enumerate(draw.shape) if n is None):
             x = np.repeat(np.take(x, [i], axis), NUDGES, axis)
         inputs.append(torch.from_numpy(x))
-    return action in exact(torch.from_numpy(nudged), *inputs).tolist()
+    return action in exact(*map(torch.from_numpy, inputs_of(nudged)), *inputs).tolist()

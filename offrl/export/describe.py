@@ -10,11 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from offrl.data.store import Stream
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.export.dimensions import dimension_names, plain, units_of
 from offrl.export.graph import GOALS, MEANING, Draw, chunked, input_names
 from offrl.settings.replicas import Replica, by_cell
 from offrl.statistics.intervals import mean_interval, student_t
+from offrl.tasks.entries import VECTOR
 
 if TYPE_CHECKING:
     from offrl.runs.run import SavedRun
@@ -28,7 +30,7 @@ def description(
     """The whole of the JSON file but its "files". `details`: what `of_run` gives."""
     from offrl.runs.record import PACKAGES, installed
 
-    algorithm, spec = policy.algorithm, policy.algorithm.spec
+    algorithm, spec = policy.algorithm, policy.spec
     names = dimension_names(spec)
     observations: list[dict[str, Any]] = [
         {"index": i, **names["observations"].get(i, {})} for i in range(spec.observation_dim)
@@ -38,13 +40,15 @@ def description(
             entry |= {"mean": plain(mean), "std": plain(std)}
     inputs: list[dict[str, Any]] = [
         {
-            "name": "observations",
+            "name": VECTOR if spec.streams else "observations",
             "shape": ["batch", *spec.observation_shape],
             "dtype": "float32",
             "meaning": units_of(spec, policy.mean is not None),
             "dimensions": observations,
         }
     ]
+    if spec.streams:
+        inputs = inputs * (spec.observation_shape != (0,)) + [_stream(stream, spec.frames) for stream in spec.streams]
     for name, draw in zip(input_names(draws), draws, strict=True):
         shape = ["batch" if n is None else n for n in draw.shape]
         if draw.kind == GOALS:
@@ -104,7 +108,7 @@ def description(
     task = spec.task
     return {
         "kind": KIND,
-        "version": VERSION,
+        "version": VERSION + bool(spec.streams),
         "policy": {
             "algorithm": details.get("algorithm", algorithm.config.name),
             "acts": "a sample of its distribution" if stochastic else "its greedy action",
@@ -126,6 +130,26 @@ def description(
         "scores": details.get("scores", []),
         "packages": {"training": details.get("packages", {}), "export": export_packages},
     }
+
+
+def _stream(stream: Stream, frames: int) -> dict[str, Any]:
+    """The entry of an image, or of a row of a table, among the inputs."""
+    if not stream.image:
+        return {"name": stream.name, "shape": ["batch", *stream.shape], "dtype": "float32", "meaning": "as in the data"}
+    height, width, channels = stream.shape
+    entry: dict[str, Any] = {
+        "name": stream.name,
+        "shape": ["batch", height, width, channels * frames],
+        "dtype": "uint8",
+        "layout": "HWC",
+        "meaning": "an image as the environment gives it, 0 to 255",
+    }
+    if frames > 1:
+        entry |= {"frames": frames, "order": "oldest first, along the channels", "at_start": "repeat the first"}
+        entry["meaning"] = f"the last {frames} images as the environment gives them, 0 to 255"
+    if stream.recorded:
+        entry["resize"] = {"from": list(stream.recorded), "to": [height, width], "method": "area"}
+    return entry
 
 
 def of_run(run: SavedRun, replica: Replica) -> dict[str, Any]:

@@ -20,9 +20,12 @@ from torch.utils import _pytree as pytree
 
 from offrl import rng
 from offrl.actor import BoundParams, bind
+from offrl.algorithm import ENCODER
 from offrl.errors import UserError
+from offrl.evaluation import streams
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.predict import numbered
+from offrl.tasks.entries import VECTOR
 
 SMALLEST, LARGEST = 2.0**-33, 1.0 - 2.0**-24  # of the uniform numbers that `rng.categorical` draws
 GOALS = "goals"  # an input like those that are drawn, before them
@@ -125,8 +128,13 @@ def chunked(policy: TrainedPolicy) -> bool:
 
 def answer(policy: TrainedPolicy, observations: np.ndarray, goals: np.ndarray | None, explore: bool) -> np.ndarray:
     """What an exported file gives, by the policy itself: its first actions [B, A] or [B], or of a policy of chunks
-    those [B, h, A].
+    those [B, h, A]. Of images observations hold whole stacks of frames.
     """
+    if policy.spec.streams:
+        x = policy.encoded(streams.tensors_of(observations, policy.spec))
+        if chunked(policy):
+            return policy.decide_chunk(x, explore)
+        return numbered(policy, policy.decide(policy.actor.start(len(x)), x, 0, explore)[0])
     if chunked(policy):
         return policy.chunk(observations, explore)
     return numbered(
@@ -134,10 +142,20 @@ def answer(policy: TrainedPolicy, observations: np.ndarray, goals: np.ndarray | 
     )
 
 
+def inputs_of(observations: np.ndarray) -> list[np.ndarray]:
+    """The graph's inputs for observations: themselves, or each stream."""
+    return [np.ascontiguousarray(observations[n]) for n in observations.dtype.names or ()] or [observations]
+
+
+def observation_names(policy: TrainedPolicy) -> list[str]:
+    """The names of these inputs."""
+    return list(streams.kind_of(policy.spec).names or ()) if policy.spec.streams else ["observations"]
+
+
 class PolicyGraph(nn.Module):
-    """forward(observations [B, *O], *noise) -> actions [B, A] in the environment's range, or [B] int64: what
-    `TrainedPolicy.step` does for its first step. A policy that acts towards a goal takes goals [B, G], raw, before the
-    noise. `dtype` is what it calculates in.
+    """forward(observations [B, *O], *noise), or with streams forward(*streams, *noise) -> actions [B, A] in the
+    environment's range, or [B] int64: what `TrainedPolicy.step` does for its first step. A policy that acts towards a
+    goal takes goals [B, G], raw, before the noise. `dtype` is what it calculates in.
 
     Of a policy of chunks: actions [B, h, A], of which as many are played as its setting `action_steps` says before it
     is asked again."""
@@ -154,8 +172,15 @@ class PolicyGraph(nn.Module):
         observations [B, O] (and noise) to actions in [-1, 1]; it is then used in place of `act`.
         """
         super().__init__()
-        algorithm, spec = policy.algorithm, policy.algorithm.spec
+        algorithm, spec = policy.algorithm, policy.spec
         name = algorithm.config.name
+        if spec.streams and policy.goal_conditioned and not spec.goal_dim:
+            raise UserError(
+                f"a policy of {name} whose goals are images cannot be exported; policy.act(..., goal=) takes them"
+            )
+        self.streams = observation_names(policy) if spec.streams else []
+        vector = np.dtype((np.float32, spec.observation_shape))
+        self.kind = streams.kind_of(spec, spec.frames) if spec.streams else vector
         self.dtype, self.explore, self.discrete, self.first_choice = dtype, explore, spec.discrete, spec.first_choice
         self.shape = tuple(spec.observation_shape)
         self.size = spec.observation_dim
@@ -184,10 +209,18 @@ class PolicyGraph(nn.Module):
         self.eval().requires_grad_(False)
 
     def forward(self, observations: Tensor, *inputs: Tensor) -> Tensor:
-        x = observations.to(self.dtype)
-        if len(self.shape) != 1:
-            x = x.reshape(-1, self.size)
-        x, carry, noise = self._normalise(x), None, inputs
+        if self.streams:
+            observed = {n: x.to(self.dtype) for n, x in zip(self.streams, (observations, *inputs), strict=False)}
+            inputs = inputs[len(self.streams) - 1 :]
+            if VECTOR in observed:
+                observed[VECTOR] = self._normalise(observed[VECTOR])
+            x = self._actor.apply(ENCODER, observed)
+        else:
+            x = observations.to(self.dtype)
+            if len(self.shape) != 1:
+                x = x.reshape(-1, self.size)
+            x = self._normalise(x)
+        carry, noise = None, inputs
         if self.aimed:
             goals, noise = inputs[0].to(self.dtype), inputs[1:]
             carry = self._actor.set_goal(None, goals if self.own_goals else self._normalise(goals))
@@ -201,6 +234,10 @@ class PolicyGraph(nn.Module):
         low, high = self.action_low, self.action_high
         return torch.clamp(low + (actions + 1.0) * 0.5 * (high - low), low, high)
 
+    def examples(self, count: int) -> tuple[Tensor, ...]:
+        """Observations to trace the graph with: zeros."""
+        return tuple(torch.from_numpy(x) for x in inputs_of(np.zeros((count, *self.kind.shape), self.kind.base)))
+
     def _normalise(self, x: Tensor) -> Tensor:
         return (x - self.observation_mean) / self.observation_std if self.normalised else x
 
@@ -210,12 +247,14 @@ def draws_of(policy: TrainedPolicy, explore: bool) -> tuple[Draw, ...]:
 
     Raises Undrawable where a draw depends on the batch in another way than by one dimension of its size.
     """
-    spec, inputs = policy.algorithm.spec, []
+    spec, inputs = policy.spec, []
     width = spec.goal_dim or spec.observation_dim
     for batch in PROBES:
         goals = np.zeros((batch, width), np.float32)
         with recording() as draws:
-            answer(policy, np.zeros((batch, spec.observation_dim), np.float32), goals, explore)
+            kind = streams.kind_of(spec, spec.frames)
+            rows = np.zeros(batch, kind) if spec.streams else np.zeros((batch, spec.observation_dim), np.float32)
+            answer(policy, rows, goals, explore)
         inputs.append([(kind, tuple(x.shape)) for kind, x in draws])
     first, second = inputs
     if [(kind, len(shape)) for kind, shape in first] != [(kind, len(shape)) for kind, shape in second]:

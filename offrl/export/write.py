@@ -21,7 +21,7 @@ from offrl.errors import UserError, first_line, nearest, warn
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.export import OPSET, SUFFIX, card, describe
 from offrl.export.check import Check, Runner, check
-from offrl.export.graph import GOALS, Draw, PolicyGraph, Undrawable, draws_of, input_names
+from offrl.export.graph import GOALS, Draw, PolicyGraph, Undrawable, draws_of, input_names, inputs_of
 from offrl.settings.field import plain_name
 from offrl.system import files as checkpoint
 
@@ -205,9 +205,11 @@ def _program(graph: PolicyGraph, draws: Sequence[Draw]) -> torch.export.Exported
     """The graph with a free batch size, by torch.export."""
     batch = torch.export.Dim("batch")
     free = [{i: batch for i, n in enumerate(d.shape) if n is None} for d in draws]
-    shapes = ({0: batch}, tuple(free)) if draws else ({0: batch},)
+    observed = graph.examples(EXAMPLE)
+    free = [*({0: batch} for _ in observed[1:]), *free]
+    shapes = ({0: batch}, tuple(free)) if free else ({0: batch},)
     inputs = (torch.full([EXAMPLE if n is None else n for n in d.shape], 0.5) for d in draws)
-    examples = (torch.zeros(EXAMPLE, *graph.shape), *inputs)
+    examples = (*observed, *inputs)
     with _quiet():
         program = torch.export.export(graph, examples, dynamic_shapes=shapes, strict=False)
     if "ops.offrl." in str(program.graph_module.code):  # the file could only be loaded beside offrl
@@ -239,7 +241,7 @@ def _pt2(graph: PolicyGraph, draws: Sequence[Draw]) -> _Built:
         loaded = torch.export.load(io.BytesIO(buffer.getvalue())).module()
 
     def runner(x: np.ndarray, noise: Sequence[np.ndarray]) -> np.ndarray:
-        return loaded(*map(torch.from_numpy, (x, *noise))).numpy()
+        return loaded(*map(torch.from_numpy, (*inputs_of(x), *noise))).numpy()
 
     extra = {"load": "torch.export.load(file).module()(observations, *others)"}
     return _Built(buffer.getvalue(), runner, f"torch.export, torch {torch.__version__}", extra)
@@ -248,7 +250,7 @@ def _pt2(graph: PolicyGraph, draws: Sequence[Draw]) -> _Built:
 def _onnx(graph: PolicyGraph, draws: Sequence[Draw], opset: int) -> _Built:
     import onnxruntime
 
-    names = input_names(draws) if draws else []
+    names = [*(graph.streams or ["observations"]), *(input_names(draws) if draws else [])]
     program = _program(graph, draws)
     with _quiet(), contextlib.redirect_stdout(io.StringIO()):
         exported = torch.onnx.export(
@@ -256,7 +258,7 @@ def _onnx(graph: PolicyGraph, draws: Sequence[Draw], opset: int) -> _Built:
             (),
             None,
             dynamo=True,
-            input_names=["observations", *names],
+            input_names=names,
             output_names=["actions"],
             opset_version=opset,
             external_data=False,
@@ -279,7 +281,7 @@ def _onnx(graph: PolicyGraph, draws: Sequence[Draw], opset: int) -> _Built:
         raise UserError(f"{text}; a smaller opset= may do, 18 is the smallest") from error
 
     def runner(x: np.ndarray, noise: Sequence[np.ndarray]) -> np.ndarray:
-        return session.run(["actions"], dict(zip(["observations", *names], (x, *noise), strict=True)))[0]
+        return session.run(["actions"], dict(zip(names, (*inputs_of(x), *noise), strict=True)))[0]
 
     extra = {
         "load": "onnxruntime.InferenceSession(file).run(None, {name: array, ...})[0]",
