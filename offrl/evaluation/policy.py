@@ -276,7 +276,7 @@ class TrainedPolicy:
     def encoded(self, observed: Mapping[str, Tensor]) -> Tensor:
         """The encoder's vector [E, Z] of observations of several streams."""
         actor = self.actor
-        return actor.apply(ENCODER, streams.moved(observed, self.device))  # type: ignore[no-any-return]
+        return actor.apply(ENCODER, streams.moved(observed, self.device))
 
     @property
     def discount(self) -> float:

@@ -252,8 +252,8 @@ def draws_of(policy: TrainedPolicy, explore: bool) -> tuple[Draw, ...]:
     for batch in PROBES:
         goals = np.zeros((batch, width), np.float32)
         with recording() as draws:
-            kind = streams.kind_of(spec, spec.frames)
-            rows = np.zeros(batch, kind) if spec.streams else np.zeros((batch, spec.observation_dim), np.float32)
+            observed = streams.kind_of(spec, spec.frames)
+            rows = np.zeros(batch, observed) if spec.streams else np.zeros((batch, spec.observation_dim), np.float32)
             answer(policy, rows, goals, explore)
         inputs.append([(kind, tuple(x.shape)) for kind, x in draws])
     first, second = inputs
