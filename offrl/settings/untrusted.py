@@ -47,7 +47,7 @@ def read_settings(path: Path, typed: Collection[str] = ()) -> dict[str, Any]:
         raise UserError(f"{path} is not valid YAML: {error}") from None
     values = as_settings(text, path)
     user_values = values.pop("given", None) or {}
-    for name in ("algo", "dataset", "eval", "checkpoint", "grid"):
+    for name in ("algo", "dataset", "encoder", "eval", "checkpoint", "grid"):
         if not isinstance(values.get(name) or {}, Mapping):
             raise UserError(f"{path}: '{name}' must hold settings, name: value")
     for name, part in _texts(values):

@@ -17,7 +17,7 @@ from offrl.settings import known
 from offrl.settings.presets import algorithm_group, base_algorithm
 from offrl.settings.train import TrainConfig
 
-GROUPS = ("dataset", "eval", "checkpoint")
+GROUPS = ("dataset", "encoder", "eval", "checkpoint")
 TOP = tuple(f.name for f in dataclasses.fields(TrainConfig))
 # the settings that another library's words stand for, the first of them that there is: {settings: words}
 SAME = {
