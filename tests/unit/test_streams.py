@@ -1,0 +1,260 @@
+"""Several observation streams: what batches hold, what the encoder learns from, and what policies see."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.func import functional_call
+
+import offrl
+from offrl import registry, rng
+from offrl.algorithm import Algorithm, TrainState, stack
+from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.samplers.goals import GoalSampler, Mix
+from offrl.data.samplers.transitions import TransitionSampler
+from offrl.errors import UserError
+from offrl.evaluation.policy import TrainedPolicy
+from offrl.settings.compose import compose
+from offrl.settings.encoder import EncoderConfig
+from offrl.settings.train import TrainConfig
+from offrl.training.setup import check_kind, with_encoder
+from offrl.training.step import Step
+
+ROWS, LENGTH, SIZE = 40, 8, 16
+ENCODED = [name for name, kind in registry.names("algo").items() if kind.traits.observations == "encoded"]
+SLOW = [pytest.param(name, marks=() if name in ("iql", "gcivl") else pytest.mark.nightly) for name in ENCODED]
+
+
+def images(rows: int = ROWS) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (rows, SIZE, SIZE, 3)).astype(np.uint8)
+
+
+def data(frames: int = 1, encoder: str | None = None, **columns: Any) -> Dataset:
+    draw = np.random.default_rng(1)
+    observations = {"state": draw.normal(size=(ROWS, 2)).astype(np.float32), "front": images()}
+    values: dict[str, Any] = {
+        "observations": observations,
+        "actions": draw.uniform(-1.0, 1.0, (ROWS, 2)).astype(np.float32),
+        "rewards": draw.normal(size=ROWS),
+        "truncations": np.arange(ROWS) % LENGTH == LENGTH - 1,
+        "action_low": -1.0,
+        "action_high": 1.0,
+    }
+    dataset = offrl.from_arrays(**values | columns)
+    settings = None if encoder is None else EncoderConfig(name=encoder, width=12, shift=2)
+    return dataclasses.replace(dataset, spec=dataclasses.replace(dataset.spec, frames=frames, encoder=settings))
+
+
+def make(name: str, dataset: Dataset) -> Algorithm:
+    kind = registry.get("algo", name)
+    small = {"hidden": [16], "critic_hidden": [16], "batch_size": 8}
+    config = kind.Config()
+    config = dataclasses.replace(
+        config,
+        **{k: v for k, v in small.items() if isinstance(getattr(config, k, 0), list | int) and hasattr(config, k)},
+    )
+    algorithm: Algorithm = kind(kind.fit_config(config, dataset, None), dataset.spec)
+    return algorithm
+
+
+def trained(algorithm: Algorithm, dataset: Dataset, seeds: list[int], updates: int) -> TrainState:
+    step = Step(algorithm, algorithm.sampler().prepare(dataset), batch_size=8, replicas=len(seeds))
+    with torch.no_grad():
+        return step.run(stack([algorithm.init(seed) for seed in seeds]), {}, 0, updates)[0]
+
+
+def test_a_batch_holds_each_row_s_frames_and_its_successor_s() -> None:
+    dataset, frames = data(frames=3), torch.from_numpy(images())
+    source = TransitionSampler().prepare(dataset)
+    batch: Any = source.take(torch.tensor([0, 1, 2, 7]))  # rows 0 to 2 of the first episode, row 8: the second's first
+    assert source.count == ROWS - ROWS // LENGTH  # what follows a time-out is not known
+    for i, rows in enumerate(([0, 0, 0], [0, 0, 1], [0, 1, 2], [8, 8, 8])):
+        assert torch.equal(batch["observations"]["front"][i], torch.cat([frames[row] for row in rows], -1))
+    for i, rows in enumerate(([0, 0, 1], [0, 1, 2], [1, 2, 3], [8, 8, 9])):
+        assert torch.equal(batch["next_observations"]["front"][i], torch.cat([frames[row] for row in rows], -1))
+    state = torch.from_numpy(np.random.default_rng(1).normal(size=(ROWS, 2)).astype(np.float32))
+    assert torch.equal(batch["observations"]["vector"], state[[0, 1, 2, 8]])
+
+
+def test_last_successors_are_held_once() -> None:
+    after = np.concatenate([images()[1:], images()[:1]])
+    after[LENGTH - 1 :: LENGTH] = 7
+    dataset = data(observations=images(), next_observations=after)
+    store = dataset.stores["pixels"]
+    assert len(store.values) == ROWS + ROWS // LENGTH and dataset.columns["successor_known"].all()
+    last: Any = TransitionSampler().prepare(dataset).take(torch.tensor([LENGTH - 1, ROWS - 1]))
+    assert (last["next_observations"]["pixels"] == 7).all()
+    assert torch.equal(last["observations"]["pixels"], torch.from_numpy(images()[[LENGTH - 1, ROWS - 1]]))
+
+
+def test_goals_are_images_of_the_row_s_future() -> None:
+    dataset = data()
+    sampler = GoalSampler(value=Mix(0.0, 1.0, 0.0), extra=("timesteps",))
+    dataset = dataclasses.replace(dataset, columns={**dataset.columns, "timesteps": torch.arange(ROWS)})
+    batch: Any = sampler(sampler.prepare(dataset), rng.make_key(0), 64)
+    shown = batch["value_goals"]["front"].flatten(1)
+    index = (shown.unsqueeze(1) == torch.from_numpy(images()).flatten(1)).all(-1).int().argmax(-1)
+    rows = batch["timesteps"]
+    assert (index // LENGTH == rows // LENGTH).all() and (index > rows).any() and (index >= rows).all()
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_encoder_s_gradient_is_that_of_the_joint_loss(replicas: int) -> None:
+    dataset = data(frames=2, encoder="drq")
+    algorithm = make("bc", dataset)
+    source = algorithm.sampler().prepare(dataset)
+    state, key = algorithm.init(0), rng.make_key(5)
+    batch: Any = source.take(torch.arange(8))
+    gradients = {}
+
+    def step(self: Algorithm, state: TrainState, name: str, grads: dict[str, torch.Tensor]) -> TrainState:
+        gradients[name] = grads
+        return state
+
+    observed = copy.copy(algorithm)
+    observed.__class__ = type("Observed", (type(algorithm),), {"_stepped": step})
+    observed.runtime.alone = replicas == 1
+    run = torch.no_grad()(lambda key: observed.encoded_update(state, batch, key, phase=0)[1]["actor/loss"])
+    run(key) if replicas == 1 else torch.vmap(run)(torch.stack([key, key]))
+    encoder, actor = algorithm.networks["encoder"], algorithm.networks["actor"]
+    shifted = encoder.shifted(batch["observations"], rng.fold_in(key, 90_001))  # type: ignore[operator]
+    leaves = {n: {k: v.clone().requires_grad_() for k, v in state.params[n].items()} for n in ("encoder", "actor")}
+    z = functional_call(encoder, leaves["encoder"], (shifted,))
+    loss = algorithm.policy.bc_loss(functional_call(actor, leaves["actor"], (z,)), batch["actions"]).mean()
+    loss.backward()
+    for name, parameters in leaves.items():
+        for key_of, value in parameters.items():
+            found = gradients[name][key_of]
+            found = torch._C._functorch.get_unwrapped(found)[0] if replicas > 1 else found
+            assert (value.grad is not None and float(value.grad.abs().max()) > 0.0) or "bias" in key_of
+            torch.testing.assert_close(found, value.grad, rtol=0.0, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_updates_train_the_encoder(name: str) -> None:
+    dataset = data(frames=2, encoder="drq")
+    algorithm = make(name, dataset)
+    before = algorithm.init(0)
+    assert "encoder" not in before.target and algorithm.spec.observation_shape == (12,)
+    alone, both = trained(algorithm, dataset, [0], 2), trained(algorithm, dataset, [0, 1], 2)
+    for key, value in before.params["encoder"].items():
+        assert not torch.equal(alone.params["encoder"][key][0], value), key
+        torch.testing.assert_close(alone.params["encoder"][key][0], both.params["encoder"][key][0], rtol=0, atol=2e-3)
+
+
+def test_the_encoder_does_not_move_the_other_modules_initial_numbers() -> None:
+    vector = data(observations=np.zeros((ROWS, 12), np.float32))
+    plain, encoded = make("td3_bc", vector).init(3), make("td3_bc", data(encoder="drq")).init(3)
+    for name, params in plain.params.items():
+        for key, value in params.items():
+            assert torch.equal(value, encoded.params[name][key])
+
+
+def test_only_the_module_named_trains_it() -> None:
+    dataset = data(encoder="drq")
+    assert dataset.spec.encoder is not None
+    for module, moved in (("actor", True), ("value", True), ("critic", True)):
+        settings = dataclasses.replace(dataset.spec.encoder, trained_by=module)
+        chosen = dataclasses.replace(dataset, spec=dataclasses.replace(dataset.spec, encoder=settings))
+        algorithm = make("iql", chosen)
+        assert algorithm.encoder_module == module
+        change = (
+            trained(algorithm, chosen, [0], 1).params["encoder"]["trunk.0.weight"][0]
+            - algorithm.init(0).params["encoder"]["trunk.0.weight"]
+        )
+        assert bool(change.any()) is moved
+    settings = dataclasses.replace(dataset.spec.encoder, trained_by="critics")
+    algorithm = make("iql", dataclasses.replace(dataset, spec=dataclasses.replace(dataset.spec, encoder=settings)))
+    with pytest.raises(UserError, match=r"encoder.trained_by=critics: iql has value, actor, critic.*critic"):
+        algorithm.encoder_module  # noqa: B018
+
+
+def policy(frames: int) -> tuple[TrainedPolicy, list[dict[str, np.ndarray]]]:
+    dataset = data(frames=frames, encoder="drq")
+    algorithm = make("iql", dataset)
+    shown = [{"state": np.full(2, i, np.float32), "front": images()[i]} for i in range(6)]
+    return TrainedPolicy(algorithm, algorithm.init(0), 0), shown
+
+
+def test_a_policy_sees_the_frames_of_its_episode(tmp_path: Path) -> None:
+    acting, shown = policy(3)
+    actions = [acting.act(observation) for observation in shown]
+    spec = acting.spec
+    for t, action in enumerate(actions):
+        stacked = np.concatenate([shown[max(0, t - back)]["front"] for back in (2, 1, 0)], -1)
+        observed = {"vector": torch.from_numpy(shown[t]["state"])[None], "front": torch.from_numpy(stacked)[None]}
+        expected, _ = acting.decide(acting.actor.start(1), acting.encoded(observed), t)
+        np.testing.assert_array_equal(action, expected[0])
+    acting.reset()
+    np.testing.assert_array_equal(acting.act(shown[0]), actions[0])
+    acting.save(tmp_path / "policy.safetensors")
+    loaded = TrainedPolicy.load(tmp_path / "policy.safetensors")
+    assert loaded.spec == spec and loaded.spec.frames == 3
+    for observation, action in zip(shown, actions, strict=True):
+        np.testing.assert_array_equal(loaded.act(observation), action)
+
+
+def test_a_policy_s_inputs_are_checked() -> None:
+    acting, shown = policy(1)
+    front = shown[0]["front"]
+    for observation, text in (
+        ({"state": shown[0]["state"]}, "no entry 'front'"),
+        ({**shown[0], "front": front.astype(np.float32) / 255}, "front is float32; images are uint8"),
+        ({**shown[0], "front": front.transpose(2, 0, 1)}, r"front has shape \[3, 16, 16\]; 16 x 16 x 3 is due"),
+        ({**shown[0], "state": np.full(2, np.nan, np.float32)}, "vector holds NaN"),
+        (front, "takes a dictionary with the entries front, state"),
+    ):
+        with pytest.raises(UserError, match=text):
+            acting.act(observation)
+    batch = acting.act({name: np.stack([part, part]) for name, part in shown[0].items()})
+    acting.reset()
+    np.testing.assert_allclose(batch[1], acting.act(shown[0]), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("observations", "text"),
+    [
+        (images().transpose(0, 3, 1, 2), r"channels first; height x width x channels are due"),
+        ({"front": images() / 255.0}, r"float32 from 0 to 1; images are uint8, 0 to 255: give numpy.rint\(255 \* x\)"),
+        ({"front": images().astype(np.float32)}, r"give numpy.rint\(x\).astype\(numpy.uint8\)"),
+        (np.zeros((ROWS, 8, 8, 9), np.uint8), r"with 1 to 4 channels \(a stack of frames is made by dataset.frames="),
+    ],
+)
+def test_images_of_other_forms_are_refused(observations: Any, text: str) -> None:
+    with pytest.raises(UserError, match=text):
+        data(observations=observations)
+
+
+def config(**values: Any) -> TrainConfig:
+    return compose({"algo": "iql", "dataset": "builtin", **values})
+
+
+def test_what_needs_numbers_says_what_to_take_instead() -> None:
+    dataset = data()
+    with pytest.raises(
+        UserError,
+        match=r"tt reads the numbers of observations, and arrays has front: take .*act.*dataset.observation_keys",
+    ):
+        check_kind(registry.get("algo", "tt"), "tt", dataset)
+    vector: DataSpec = data(observations=np.zeros((ROWS, 3), np.float32)).spec
+    with pytest.raises(
+        UserError, match=r"encoder=drq: the observations of arrays are a vector, which needs no encoder"
+    ):
+        with_encoder(config(encoder="drq"), vector)
+    chosen = with_encoder(config(), dataset.spec).encoder
+    assert chosen is not None and chosen.name == "drq"
+
+
+def test_encoders_are_set_like_other_groups() -> None:
+    assert config(encoder="impala_small").encoder.name == "impala_small"
+    assert config(**{"encoder.width": 64, "encoder.trained_by": "actor"}).encoder == EncoderConfig(
+        width=64, trained_by="actor"
+    )
+    with pytest.raises(UserError, match="encoder.width"):
+        config(**{"encoder.width": 0})
