@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from offrl.data.dataset import ColumnSpec
+from offrl.data.raw.streams import RawStream
 from offrl.errors import UserError, warn
 from offrl.tasks.entries import entries
 from offrl.tasks.task import Task
@@ -57,6 +58,7 @@ class RawData:
     labels: tuple[str, ...] = ()  # what the choices of discrete actions are called
     # [E, ...] an extra column after each episode's last row, if known
     final_columns: dict[str, np.ndarray] = field(default_factory=dict)
+    streams: dict[str, RawStream] = field(default_factory=dict)  # images and tables, which are no part of the columns
 
     @property
     def rows(self) -> int:
