@@ -106,6 +106,8 @@ class DatasetConfig:
     observation_keys: list[str] = setting(
         [], "Dict observations: the entries that make the flat one, in order; []: all, sorted"
     )
+    image_size: list[int] | None = setting(None, "images are resized to [height, width]; null: as they are", low=1)
+    episodes: Any = setting("", "of LeRobot data: only these episodes are read, 29:32 or a list; '': all")
     action_low: list[float] = setting(
         [], "the environment's action range, one value or one per dimension; []: found out"
     )
