@@ -21,9 +21,8 @@ def range_of(text: Any, count: int, setting: str) -> tuple[int, int]:
     except ValueError:
         raise UserError(f"{setting}={text} must be a range such as 0:100 (0 to 99), :100 or 100:") from None
     if start >= stop:
-        raise UserError(
-            f"{setting}={text}: there are {count} {setting.removeprefix('dataset.')}, and none in that range"
-        )
+        things = setting.removeprefix("dataset.")
+        raise UserError(f"{setting}={text}: there are {count} {things}, and none in that range")
     return start, stop
 
 
