@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from offrl.errors import UserError
 from offrl.settings.field import check, marked, setting
 
-FORMATS = ("auto", "d4rl", "minari", "ogbench", "d3rlpy", "columns", "padded", "text")
+FORMATS = ("auto", "d4rl", "minari", "ogbench", "d3rlpy", "columns", "padded", "lerobot", "text")
 MEMORY = ("auto", "device", "mmap")
 CACHE = ("auto", "always", "never")
 EXPERT_CHOICE = ("first", "best")

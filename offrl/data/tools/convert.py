@@ -177,7 +177,7 @@ def _texts(config: DatasetConfig, faults: bool = False) -> TextFile | None:
 
 def _other_columns(source: Source, config: DatasetConfig) -> dict[str, str]:
     """Column -> key for what the source's file holds besides what is loaded, with a row for each step."""
-    if source.path is None or source.files or is_csv(source.path):
+    if source.path is None or source.files or source.kind == "lerobot" or is_csv(source.path):
         return {}
     taken = {*map(str, config.fields.values()), *CORE, "terminals", "timeouts", "final_observations"}
     if source.kind == "minari":
