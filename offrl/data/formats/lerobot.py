@@ -22,7 +22,8 @@ from offrl.errors import UserError, nearest, some
 from offrl.settings.dataset import DatasetConfig
 
 USUAL = ("observation.state", "observation.environment_state")  # first of the vectors, where none are named
-REWARDS, SUCCESS, DONE, TASK = ("next.reward", "reward"), "next.success", "next.done", "task_index"
+REWARDS, TERMINATED = ("next.reward", "reward"), ("next.terminated", "next.success")
+DONE, TASK = "next.done", "task_index"
 FIXED = ("observations", "next_observations", "episode_ends", "episode_ids", "truncations", "time")
 
 
@@ -40,7 +41,7 @@ def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
     columns = {name: canonical(name, table.values(key), f"{path}: '{key}'", None, notes) for name, key in keys.items()}
     columns["observations"] = _joined(table, vectors, memory, notes)
     raw = RawData(columns, table.ends, path.resolve().name, "lerobot", str(path), meta.version, notes=notes)
-    _ends(raw, meta)
+    _ends(raw, meta, keys.get("terminations", ""))
     if "rewards" not in columns:
         columns["rewards"] = np.zeros(table.rows, np.float32)
         raw.note("there are no rewards in the data, and zeros are taken: dataset.reward_labels=... gives some")
@@ -90,8 +91,9 @@ def _columns(meta: LerobotMetadata, config: DatasetConfig) -> dict[str, str]:
     """Columns of ours but the observations, and the features they are. Raises UserError where one is missing."""
     features = meta.features
     keys = {"actions": "action"}
-    usual = (*(("rewards", k) for k in reversed(REWARDS)), ("terminations", SUCCESS), ("task", TASK))
-    keys |= {column: key for column, key in usual if key in features}
+    for column, names in (("rewards", REWARDS), ("terminations", TERMINATED), ("task", (TASK,))):
+        if known := [name for name in names if name in features]:
+            keys[column] = known[0]
     for column, key in config.fields.items():
         if column in FIXED:
             raise UserError(
@@ -130,13 +132,13 @@ def _dimensions(features: Sequence[Feature]) -> list[str]:
     return names
 
 
-def _ends(raw: RawData, meta: LerobotMetadata) -> None:
-    """Terminations where an episode ended in success; all other ends are those of a recording."""
+def _ends(raw: RawData, meta: LerobotMetadata, key: str) -> None:
+    """Terminations, of the feature `key`, where an episode ends; all other ends are those of a recording."""
     ends = raw.episode_ends
     assert ends is not None
     if (success := raw.columns.get("terminations")) is not None:
         if inside := int((success & ~ends).sum()):
-            raw.note(f"{SUCCESS} is true in {inside:,} rows before their episode's end, where nothing ends")
+            raw.note(f"{key} is true in {inside:,} rows before their episode's end, where nothing ends")
         raw.columns["terminations"] = success & ends
     elif DONE in meta.features:
         raw.note(f"{DONE} says that a recording ended, and is taken for no termination: all ends are time-outs")
