@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,9 @@ from offrl.data.formats import lerobot_video
 from offrl.data.loading.read import read_raw
 from offrl.data.loading.resolve import resolve
 from offrl.data.raw import RawData
+from offrl.data.tools.convert import convert
+from offrl.data.writing import write_lerobot
+from offrl.data.writing.write import write_data
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import processes
@@ -319,6 +324,70 @@ def test_a_link_that_leads_out(two: Path, tmp_path: Path) -> None:
     path.rename(tmp_path / "elsewhere.parquet")
     path.symlink_to(tmp_path / "elsewhere.parquet")
     assert "is a link that leads out of the data" in refusal(two)
+
+
+# ----------------------------------------------------------------------------------------------------------- writing
+
+
+def test_a_written_dataset_is_read_again(written: dict[str, Path], tmp_path: Path) -> None:
+    keys = ["observation.state", "observation.force", TOP]
+    done = convert(
+        DatasetConfig(name=str(written["v3.0"]), observation_keys=keys), str(tmp_path / "out.lerobot"), fps=10
+    )
+    assert done.form == "lerobot" and (done.rows, done.episodes) == (18, 3) and "H.264" in done.notes[0]
+    before, after = read(written["v3.0"], *keys), read(done.path, "observation.state", TOP)
+    for name in ("observations", "actions", "rewards", "task"):
+        assert np.array_equal(after.columns[name], before.columns[name])
+    assert after.version == "v3.0" and after.metadata == before.metadata
+    assert after.dimension_names("observations") == before.dimension_names("observations")
+    assert np.array_equal(after.episode_ends, before.episode_ends)
+    values = after.streams[TOP].values
+    assert np.abs(values.astype(int) - before.streams[TOP].values).mean() < 3
+    assert np.array_equal(values, decoded(done.path / f"videos/{TOP}/chunk-000/file-000.mp4"))
+    pandas = pytest.importorskip("pandas")
+    assert pandas.read_parquet(done.path / "meta/tasks.parquet").index.tolist() == list(files.TASKS)
+    episodes = pq.read_table(done.path / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
+    assert [e["dataset_from_index"] for e in episodes] == [0, 5, 12] and episodes[1]["tasks"] == ["place"]
+    assert [e[f"videos/{TOP}/from_timestamp"] for e in episodes] == pytest.approx([0.0, 0.5, 1.2])
+    stats = json.loads((done.path / "meta/stats.json").read_text())
+    assert stats["action"]["mean"] == pytest.approx(before.columns["actions"].mean(0), rel=1e-5)
+    assert np.shape(stats[TOP]["q99"]) == (3, 1, 1) and 0 <= stats[TOP]["min"][0][0][0] <= 1
+
+
+def test_several_files_and_terminations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_lerobot, "DATA_MB", 1e-3)
+    rng = np.random.default_rng(0)
+    ends = np.arange(60) % 20 == 19
+    columns = {"observations": rng.normal(size=(60, 2)).astype(np.float32), "actions": rng.integers(0, 3, 60)}
+    columns |= {"rewards": np.arange(60, dtype=np.float32), "terminations": ends & (np.arange(60) < 30)}
+    raw = RawData({**columns, "infos/heat": np.arange(60, dtype=np.float32)}, episode_ends=ends, name="plant")
+    path = write_data(raw, tmp_path / "plant.lerobot", "lerobot", fps=29.97)
+    assert len(list((path / "data").rglob("*.parquet"))) == 3
+    again = read(path, fields={"heat": "infos.heat"})
+    for name, values in columns.items():
+        assert np.array_equal(again.columns[name], values)
+    assert np.array_equal(again.columns["heat"], np.arange(60))
+    assert again.metadata["tasks"] == {"0": "plant"} and "next.done" not in " ".join(again.notes)
+
+
+def test_what_cannot_be_written(written: dict[str, Path], tmp_path: Path) -> None:
+    config = DatasetConfig(name=str(written["v2.1"]), observation_keys=["observation.state", FRONT])
+
+    def refused(out: str, config: DatasetConfig = config, **options: Any) -> str:
+        with pytest.raises(UserError) as error:
+            convert(config, str(tmp_path / out), **options)
+        assert not (tmp_path / out).exists()
+        return str(error.value)
+
+    assert "fps=30" in refused("a.lerobot")
+    assert "H.264 needs even edges" in refused("a.lerobot", replace(config, image_size=[15, 24]), fps=10)
+    assert "written without images" in refused("a.hdf5")
+    raw = RawData({k: np.zeros((9, 2), np.float32) for k in ("observations", "next_observations", "actions")})
+    raw.columns |= {"rewards": np.zeros(9, np.float32), "terminations": np.arange(9) == 8}
+    raw.columns["next_observations"][4] = 1.0
+    raw.episode_ends = np.arange(9) == 8
+    with pytest.raises(UserError, match="what follows row 4 is not the next row"):
+        write_data(raw, tmp_path / "a.lerobot", "lerobot", fps=10)
 
 
 # --------------------------------------------------------------------------------------------------------- real data
