@@ -282,9 +282,10 @@ def _maker() -> str:
 
 
 def _write_texts(texts: TextFile, output: _Output, steps: list[str], notes: Sequence[str] = ()) -> Written:
-    if output.form in ("d4rl", "lerobot"):
+    layout = {"d4rl": "D4RL's", "lerobot": "LeRobot's"}.get(output.form)
+    if layout is not None:
         raise UserError(
-            f"{output.target}: this layout holds numbers, and the data are texts: write JSON lines (.jsonl) or a "
+            f"{output.target}: {layout} layout holds numbers, and the data are texts: write JSON lines (.jsonl) or a "
             "Minari dataset"
         )
     dataset, history = texts.dataset, [*texts.metadata.get("history", []), *(f"{step}; {_maker()}" for step in steps)]
