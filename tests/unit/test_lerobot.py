@@ -331,9 +331,8 @@ def test_a_link_that_leads_out(two: Path, tmp_path: Path) -> None:
 
 def test_a_written_dataset_is_read_again(written: dict[str, Path], tmp_path: Path) -> None:
     keys = ["observation.state", "observation.force", TOP]
-    done = convert(
-        DatasetConfig(name=str(written["v3.0"]), observation_keys=keys), str(tmp_path / "out.lerobot"), fps=10
-    )
+    config = DatasetConfig(name=str(written["v3.0"]), observation_keys=keys)
+    done = convert(config, str(tmp_path / "out.lerobot"), fps=10)
     assert done.form == "lerobot" and (done.rows, done.episodes) == (18, 3) and "H.264" in done.notes[0]
     before, after = read(written["v3.0"], *keys), read(done.path, "observation.state", TOP)
     for name in ("observations", "actions", "rewards", "task"):
