@@ -52,9 +52,10 @@ def frames(
         if len(container.streams.video) != 1:
             raise UserError(f"holds {len(container.streams.video)} videos, and one is due")
         stream = container.streams.video[0]
-        codec, declared = stream.codec_context.codec.canonical_name, (stream.height, stream.width)
+        codec = stream.codec_context.codec.canonical_name if stream.codec_context else "something unknown"
         if codec not in CODECS:
             raise UserError(f"is coded as {codec}; {', '.join(CODECS)} are read: encode it again, with ffmpeg say")
+        declared = (stream.height, stream.width)
         if declared != tuple(shape[:2]):
             raise UserError(
                 f"has {declared[0]} x {declared[1]} pixels, where info.json says {shape[0]} x {shape[1]}: correct one "
@@ -77,10 +78,12 @@ def frames(
                         + ": it is cut off, or not this episode's; get it again"
                     )
                 if frame.time is None:
-                    raise UserError("has a frame without a time; encode it again, with ffmpeg say")
+                    raise UserError("has a frame without a time: encode it again, with ffmpeg say")
                 position = frame.time
                 if position < begin - TOLERANCE:
                     continue
+                if frame.is_corrupt:
+                    raise UserError(f"has a damaged frame at {position:g} s: get it again")
                 if (frame.height, frame.width) != declared:
                     raise UserError(
                         f"has a frame of {frame.height} x {frame.width} pixels among others; encode it again"
@@ -120,8 +123,6 @@ def work(number: str) -> None:
             try:
                 for time, pixels in frames(**job):
                     link.send_bytes(HEAD.pack(FRAME, time) + pixels.tobytes())
-            except (EOFError, BrokenPipeError):
-                raise
             except UserError as error:
                 link.send_bytes(REFUSAL + str(error).encode()[:LONGEST])
             except Exception as error:  # whatever av raises for damage
