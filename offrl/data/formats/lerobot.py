@@ -54,6 +54,8 @@ def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
     tasks = meta.tasks()
     known = {str(number): tasks[number] for number in np.unique(columns.get("task", [])).tolist() if number in tasks}
     raw.metadata = {"fps": float(meta.info["fps"]), "robot_type": str(meta.info.get("robot_type"))[:80], "tasks": known}
+    if "rewards" not in keys:
+        raw.metadata["rewards"] = "absent"
     return raw
 
 

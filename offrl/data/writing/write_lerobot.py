@@ -140,7 +140,9 @@ def _columns(
     for name, stream in raw.streams.items():
         if stream.values.ndim == 2:
             columns[name if name.startswith("observation.") else f"observation.{name}"] = stream.values[stream.entries]
-    columns |= {"next.reward": raw.columns["rewards"], "next.done": ends}
+    if raw.metadata.get("rewards") != "absent":  # else they are zeros that the reader made
+        columns["next.reward"] = raw.columns["rewards"]
+    columns["next.done"] = ends
     if "terminations" in raw.columns:
         columns["next.terminated"] = raw.columns["terminations"]
     columns |= {features_of(k): v for k, v in raw.columns.items() if k not in KNOWN}
