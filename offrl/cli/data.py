@@ -21,6 +21,7 @@ usage: offrl data ACTION ...
   offrl data inspect DATASET           what is in a dataset, and every fault in it
   offrl data doctor DATASET            the same as a page with pictures (out=FOLDER, by default doctor-NAME)
   offrl data convert DATASET OUT       write it as D4RL HDF5 (OUT ends in .hdf5) or as a Minari dataset (OUT is an id or a folder);
+                                       as a LeRobot dataset (OUT ends in .lerobot, with fps=30);
                                        texts as JSON lines (OUT ends in .jsonl or .jsonl.gz) or as a Minari dataset
   offrl data merge A B [...] OUT       several datasets of the same spaces as one
   offrl data subset DATASET OUT ...    some of its rows or episodes
@@ -38,7 +39,8 @@ DATASET is a file or folder, or a name, as dataset= of `offrl train`. What is wr
     (
         """\
 settings of convert, merge and subset:
-  format=auto          d4rl, minari or jsonl; auto: by the name of OUT
+  format=auto          d4rl, minari, lerobot or jsonl; auto: by the name of OUT
+  fps=null             rows per second, which LeRobot data need
   force=false          replace OUT where it exists
   quiet=false          show no progress""",
         WRITING,
@@ -79,9 +81,10 @@ _SETTING = re.compile(r"[A-Za-z_][\w.-]*=")
 class Output:
     """Settings of what writes a dataset."""
 
-    format: str = setting("auto", "layout of what is written", choices=("auto", "d4rl", "minari", "jsonl"))
+    format: str = setting("auto", "layout of what is written", choices=("auto", "d4rl", "minari", "jsonl", "lerobot"))
     force: bool = setting(False, "replace what exists")
     quiet: bool = setting(False, "no progress")
+    fps: float | None = setting(None, "rows per second, which LeRobot data need")
 
 
 def usage(arguments: list[str]) -> str:
@@ -203,7 +206,8 @@ def _make(action: str, names: list[str], settings: list[str]) -> int:
     output = fill(Output(), {k: v for k, v in values.items() if k in outputs}, f"data {action}")
     configs = [config, *(replace(config, name=name) for name in sources[1:])]
     with Progress(f"writing {out}", 100, "%", output.quiet) as bar:
-        options: dict[str, Any] = {"force": output.force, "progress": lambda share: bar.update(round(100 * share))}
+        options: dict[str, Any] = {"force": output.force, "fps": output.fps}
+        options["progress"] = lambda share: bar.update(round(100 * share))
         if action == "convert":
             written = convert(config, out, output.format, **options)
         elif action == "merge":
@@ -221,9 +225,10 @@ def _report(written: Written, quiet: bool) -> None:
     files = [written.path] if written.path.is_file() else [p for p in written.path.rglob("*") if p.is_file()]
     size = sum(p.stat().st_size for p in files) / 1e6
     say(*(f"note: {note}" for note in written.notes))
+    same = "its columns are" if written.form == "lerobot" else "it is"
     say(
         f"wrote {written.path} ({written.form}): {written.rows:,} rows, {written.episodes:,} episodes, {size:,.1f} MB; "
-        f"verified: read back, it is the same bit for bit (fingerprint {written.fingerprint[:16]})"
+        f"verified: read back, {same} the same bit for bit (fingerprint {written.fingerprint[:16]})"
     )
 
 

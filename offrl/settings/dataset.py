@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from offrl.errors import UserError
 from offrl.settings.field import check, marked, setting
 
-FORMATS = ("auto", "d4rl", "minari", "ogbench", "d3rlpy", "columns", "padded", "robomimic", "vd4rl", "text")
+FORMATS = ("auto", "d4rl", "minari", "ogbench", "d3rlpy", "columns", "padded", "lerobot", "robomimic", "vd4rl", "text")
 MEMORY = ("auto", "device", "mmap")
 CACHE = ("auto", "always", "never")
 EXPERT_CHOICE = ("first", "best")
@@ -110,7 +110,7 @@ class DatasetConfig:
     image_size: list[int] = setting(
         [], "images: [height,width] that they are resized to, by area; []: as they are", low=1
     )
-    episodes: str = setting("", 'a part of the episodes: 29:32 (29 to 31), or their numbers, "3,5,9"; "": all')
+    episodes: Any = setting("", "a part of the episodes: 29:32 (29 to 31), or their numbers, [3,5,9]; '': all")
     mask: str = setting("", 'robomimic: the demonstrations of this mask alone, such as train; "": all')
     action_low: list[float] = setting(
         [], "the environment's action range, one value or one per dimension; []: found out"

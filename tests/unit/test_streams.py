@@ -256,5 +256,5 @@ def test_encoders_are_set_like_other_groups() -> None:
     assert config(**{"encoder.width": 64, "encoder.trained_by": "actor"}).encoder == EncoderConfig(
         width=64, trained_by="actor"
     )
-    with pytest.raises(UserError, match="encoder.width"):
+    with pytest.raises(UserError, match=r"encoder\.width"):
         config(**{"encoder.width": 0})

@@ -56,3 +56,27 @@ def decode(frames: Sequence[Any], out: np.ndarray, where: str) -> None:
             if out.shape[1:] not in (size, (*size, 1)):
                 raise UserError(f"{where}: image {row} has shape {list(size)}, expected {list(out.shape[1:])}")
             out[row] = np.asarray(image).reshape(out.shape[1:])
+
+
+def decode_one(encoded: bytes, shape: Sequence[int], size: Sequence[int], where: str) -> tuple[np.ndarray, bool]:
+    """A PNG or JPEG image of `shape` [H, W, C], resized to `size` [H, W] by Pillow's BOX, the mean of the area that a
+    pixel covers; and whether it is JPEG, of which decoders make different pixels. Raises UserError.
+    """
+    from PIL import Image
+
+    with reading(where):
+        try:  # no other of Pillow's formats: for some it starts programs
+            image = Image.open(io.BytesIO(encoded), formats=("PNG", "JPEG"))  # its header alone
+        except Image.DecompressionBombError:
+            raise UserError(
+                f"{where} has more pixels than an image may, where {list(shape)} is declared; the file is damaged, or "
+                "made to exhaust memory"
+            ) from None
+        due = "L" if shape[2] == 1 else "RGB"
+        if (image.height, image.width, image.mode) != (*shape[:2], due):
+            raise UserError(
+                f"{where} has {image.height} x {image.width} pixels of {image.mode}, where {shape[0]} x {shape[1]} of "
+                f"{due} are declared: correct one of them"
+            )
+        resized = image if tuple(size) == tuple(shape[:2]) else image.resize((size[1], size[0]), Image.Resampling.BOX)
+        return np.asarray(resized).reshape(*size, shape[2]), image.format == "JPEG"

@@ -14,7 +14,7 @@ from offrl.data.containers.file_type import file_type
 from offrl.data.containers.guard import reading
 from offrl.data.containers.hdf5 import open_hdf5
 from offrl.data.dataset import Dataset
-from offrl.data.formats import d3rlpy, d4rl, minari, ogbench, padded, robomimic, vd4rl
+from offrl.data.formats import d3rlpy, d4rl, lerobot, minari, ogbench, padded, robomimic, vd4rl
 from offrl.data.loading import cache
 from offrl.data.loading.assemble import assemble
 from offrl.data.loading.resolve import Source, resolve
@@ -153,6 +153,8 @@ def _read(source: Source, path: Path, config: DatasetConfig, memory: Memory, opt
         raw = ogbench.read(path, config, memory, source.name)
     elif source.kind == "d3rlpy":
         raw = d3rlpy.read(path, config, memory)
+    elif source.kind == "lerobot":
+        raw = lerobot.read(path, config, memory)
     elif source.kind == "padded":
         raw = padded.read(path, config, memory)
     elif source.kind == "robomimic":

@@ -14,7 +14,7 @@ from offrl.data.containers.guard import reading
 from offrl.data.containers.hdf5 import open_hdf5
 from offrl.data.containers.npz import Npz
 from offrl.data.containers.plain_files import refuse_special, refuse_tables
-from offrl.data.formats import d4rl, minari, ogbench, padded, robomimic, vd4rl
+from offrl.data.formats import d4rl, lerobot_meta, minari, ogbench, padded, robomimic, vd4rl
 from offrl.data.formats.minari_episodes import numbered
 from offrl.data.tables import files as tables
 from offrl.data.tables.csv_file import is_csv
@@ -53,7 +53,8 @@ class Source:
         """A state that changes with any file: paths, sizes and times of the last change. For the keys of the caches."""
         if self.path is None:
             return [self.kind, self.name]
-        files = minari.files(self.path) if self.kind == "minari" else list(self.files) or [self.path]
+        folders = {"minari": minari.files, "lerobot": lerobot_meta.files}
+        files = folders[self.kind](self.path) if self.kind in folders else list(self.files) or [self.path]
         files += [self.beside] if self.beside is not None and self.beside.is_file() else []
         # ctime: mtime can be set
         stats = [(str(p.resolve()), s.st_size, s.st_mtime_ns, s.st_ctime_ns) for p in files for s in [p.stat()]]
@@ -161,6 +162,8 @@ def _missing(path: Path) -> str:
 
 def _by_path(path: Path, name: str, form: str) -> Source:
     """The source of a file or folder that exists, by its content."""
+    if form == "lerobot" or (path.is_dir() and lerobot_meta.is_lerobot(path)):
+        return Source("lerobot", path.resolve().name, path)
     if path.is_dir():
         if minari.data_folder(path) is None:
             if paths := tables.listed(name):
@@ -175,8 +178,8 @@ def _by_path(path: Path, name: str, form: str) -> Source:
                 else ""
             )
             raise UserError(
-                f"{path} is a folder without a Minari dataset (no data/metadata.json) and without CSV, Parquet or "
-                f"V-D4RL files{hint}"
+                f"{path} is a folder without a Minari dataset (no data/metadata.json), a LeRobot dataset (no "
+                f"meta/info.json), and CSV, Parquet or V-D4RL files{hint}"
             )
         return _minari("", path)
     refuse_tables([path], by_name=True)

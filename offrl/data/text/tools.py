@@ -11,10 +11,11 @@ import numpy as np
 from offrl.data.dataset import Dataset
 from offrl.data.loading.read import load_text
 from offrl.data.loading.resolve import resolve
+from offrl.data.raw.ranges import range_of
 from offrl.data.text.dataset import from_episodes, to_episodes
 from offrl.data.text.files import TextFile
 from offrl.data.tools.merge import joined_task
-from offrl.data.tools.subset import Choice, range_of, select
+from offrl.data.tools.subset import Choice, select
 from offrl.settings.dataset import DatasetConfig
 
 

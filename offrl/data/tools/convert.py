@@ -37,13 +37,13 @@ from offrl.data.text.files import TextFile
 from offrl.data.text.write import write_text
 from offrl.data.tools.merge import join
 from offrl.data.tools.subset import Choice, settle, take
-from offrl.data.writing.output_path import D4RL_SUFFIX, TEXT_SUFFIX, output_path
+from offrl.data.writing.output_path import D4RL_SUFFIX, LEROBOT_SUFFIX, TEXT_SUFFIX, output_path
 from offrl.data.writing.write import Progress, write_data
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 from offrl.system.files import cache_dir
 
-FORMS = ("auto", "d4rl", "minari", "jsonl")
+FORMS = ("auto", "d4rl", "minari", "jsonl", "lerobot")
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Written:
     """The dataset that a tool wrote, verified by reading it back."""
 
     path: Path
-    form: str  # d4rl | minari | jsonl
+    form: str  # d4rl | minari | jsonl | lerobot
     rows: int
     episodes: int
     fingerprint: str  # that `load_dataset` gives it
@@ -63,23 +63,31 @@ class _Output:
     """Where a tool writes, and how."""
 
     target: str
-    form: str  # d4rl | minari | jsonl
+    form: str  # d4rl | minari | jsonl | lerobot
     force: bool
     progress: Progress | None
+    fps: float | None = None  # of LeRobot data
 
 
 def convert(
-    config: DatasetConfig, out: str, form: str = "auto", *, force: bool = False, progress: Progress | None = None
+    config: DatasetConfig,
+    out: str,
+    form: str = "auto",
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+    fps: float | None = None,
 ) -> Written:
-    """Write the dataset `config` to `out` as D4RL HDF5, as a Minari dataset, or texts as JSON lines.
+    """Write the dataset `config` to `out` as D4RL HDF5, as a Minari or LeRobot dataset, or texts as JSON lines.
 
-    What offrl loads is the same, bit for bit.
+    What offrl loads is the same, bit for bit; of LeRobot data the columns are, which hold less.
 
-    form: "auto" takes d4rl for a path that ends in .hdf5 or .h5, jsonl (texts only) for .jsonl and .jsonl.gz, else
-    minari. Raises UserError for faulty data (unless `config.check` is off), for settings that change the data when they
-    are loaded, and for what `write_data` and `write_text` refuse.
+    form: "auto" takes d4rl for a path that ends in .hdf5 or .h5, jsonl (texts only) for .jsonl and .jsonl.gz, lerobot
+    for .lerobot, which needs `fps`, rows per second, else minari. Raises UserError for faulty data (unless
+    `config.check` is off), for settings that change the data when they are loaded, and for what `write_data` and
+    `write_text` refuse.
     """
-    output = _output(out, form, force, progress)
+    output = _output(out, form, force, progress, fps)
     if (texts := _texts(config)) is not None:
         return _write_texts(texts, output, [f"converted from {text_tools.origin(texts.dataset, config.name)}"])
     with _memory(config) as memory:
@@ -96,12 +104,13 @@ def subset(
     *,
     force: bool = False,
     progress: Progress | None = None,
+    fps: float | None = None,
 ) -> Written:
     """Write the part of the dataset `config` that `choice` names, as `convert` does.
 
     Actions keep the range of the whole. Faults are looked for in what is kept. Raises UserError where nothing is left.
     """
-    output = _output(out, form, force, progress)
+    output = _output(out, form, force, progress, fps)
     if (texts := _texts(config, choice.drop_faulty)) is not None:
         selection, description = text_tools.take(texts, choice, config.name)
         origin = text_tools.origin(texts.dataset, config.name)
@@ -123,6 +132,7 @@ def merge(
     *,
     force: bool = False,
     progress: Progress | None = None,
+    fps: float | None = None,
 ) -> Written:
     """Write several datasets of the same spaces as one, in the given order.
 
@@ -131,7 +141,7 @@ def merge(
     """
     if len(configs) < 2:
         raise UserError("offrl data merge needs two datasets at least, and the name of the new one")
-    output = _output(out, form, force, progress)
+    output = _output(out, form, force, progress, fps)
     read = [_texts(config) for config in configs]
     if any(t is not None for t in read):
         return _merge_texts(read, configs, output)
@@ -177,7 +187,7 @@ def _texts(config: DatasetConfig, faults: bool = False) -> TextFile | None:
 
 def _other_columns(source: Source, config: DatasetConfig) -> dict[str, str]:
     """Column -> key for what the source's file holds besides what is loaded, with a row for each step."""
-    if source.path is None or source.files or is_csv(source.path):
+    if source.path is None or source.files or source.kind == "lerobot" or is_csv(source.path):
         return {}
     taken = {*map(str, config.fields.values()), *CORE, "terminals", "timeouts", "final_observations"}
     if source.kind == "minari":
@@ -252,15 +262,16 @@ def _fingerprint(raw: RawData) -> str:
     return fingerprint(loaded, find_ends(raw))
 
 
-def _output(out: str, form: str, force: bool, progress: Progress | None) -> _Output:
+def _output(out: str, form: str, force: bool, progress: Progress | None, fps: float | None) -> _Output:
     """Where to write, in the format that `form` means for `out`. Raises UserError at once where nothing could be."""
     if form not in FORMS:
         raise UserError(f"format={form} is not allowed; choose one of {', '.join(FORMS)}")
     if form == "auto":
         name = Path(out).name.lower()
-        form = "d4rl" if name.endswith(D4RL_SUFFIX) else "jsonl" if name.endswith(TEXT_SUFFIX) else "minari"
+        suffixes = {"d4rl": D4RL_SUFFIX, "jsonl": TEXT_SUFFIX, "lerobot": LEROBOT_SUFFIX}
+        form = next((f for f, suffix in suffixes.items() if name.endswith(suffix)), "minari")
     output_path(out, form, force=force)
-    return _Output(out, form, force, progress)
+    return _Output(out, form, force, progress, fps)
 
 
 def _maker() -> str:
@@ -271,13 +282,15 @@ def _maker() -> str:
 
 
 def _write_texts(texts: TextFile, output: _Output, steps: list[str], notes: Sequence[str] = ()) -> Written:
-    if output.form == "d4rl":
+    layout = {"d4rl": "D4RL's", "lerobot": "LeRobot's"}.get(output.form)
+    if layout is not None:
         raise UserError(
-            f"{output.target}: D4RL's layout holds numbers, and the data are texts: write JSON lines (.jsonl) or a "
+            f"{output.target}: {layout} layout holds numbers, and the data are texts: write JSON lines (.jsonl) or a "
             "Minari dataset"
         )
     dataset, history = texts.dataset, [*texts.metadata.get("history", []), *(f"{step}; {_maker()}" for step in steps)]
-    path = write_text(dataset, **vars(output), metadata=texts.metadata | {"history": history})
+    options = {k: v for k, v in vars(output).items() if k != "fps"}
+    path = write_text(dataset, **options, metadata=texts.metadata | {"history": history})
     left_out = [f"left out: {fault}" for fault in texts.faults]
     return Written(
         path, output.form, len(dataset), dataset.num_episodes, text_fingerprint(dataset), (*notes, *left_out)
@@ -302,4 +315,10 @@ def _write(raw: RawData, output: _Output, steps: list[str], memory: Memory, note
     history = [*raw.metadata.get("history", []), *(f"{step}; {_maker()}" for step in steps), *raw.notes]
     path = write_data(raw, **vars(output), metadata={"history": history}, memory=memory)
     ends = find_ends(raw)
-    return Written(path, output.form, raw.rows, int(ends.sum()), _fingerprint(raw), tuple(notes))
+    result = raw
+    if output.form == "lerobot":
+        result = read_raw(str(path))
+        lossy = "; images are coded as H.264, which changes pixels a little" if raw.streams else ""
+        left_out = "not kept: what followed each episode's last row, the range of the actions, the environment"
+        notes = [*notes, left_out + lossy]
+    return Written(path, output.form, raw.rows, int(ends.sum()), _fingerprint(result), tuple(notes))

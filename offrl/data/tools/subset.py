@@ -10,6 +10,7 @@ import numpy as np
 from offrl.data.memory import Memory
 from offrl.data.raw import RawData, bounds_of, ends_of
 from offrl.data.raw.infer import action_range, find_ends, starts_elsewhere
+from offrl.data.raw.ranges import numbers_of, range_of
 from offrl.data.raw.rows import not_finite_rows, outside_rows
 from offrl.data.transforms.episodes import best_share, random_share
 from offrl.errors import UserError
@@ -112,38 +113,6 @@ def select(
         )
     if not len(numbers):
         raise UserError(f"{failure} ({', '.join(steps)} of {total} episodes)")
-    return numbers
-
-
-def range_of(text: Any, count: int, setting: str) -> tuple[int, int]:
-    """Bounds of "a:b" within 0 .. count, Python's way."""
-    first, colon, last = str(text).partition(":")
-    try:
-        if not colon:
-            raise ValueError
-        start, stop, _ = slice(int(first) if first.strip() else None, int(last) if last.strip() else None).indices(
-            count
-        )
-    except ValueError:
-        raise UserError(f"{setting}={text} must be a range such as 0:100 (0 to 99), :100 or 100:") from None
-    if start >= stop:
-        raise UserError(f"{setting}={text}: there are {count} {setting}, and none in that range")
-    return start, stop
-
-
-def numbers_of(value: Any, count: int) -> np.ndarray:
-    """Episode numbers from a range, a number, or a list without repeats; in the order given."""
-    if isinstance(value, str) and ":" in value:
-        return np.arange(*range_of(value, count, "episodes"))
-    values = [value] if isinstance(value, str) or not hasattr(value, "__iter__") else list(value)
-    wrong = [v for v in values if isinstance(v, bool) or not isinstance(v, int) or not -count <= v < count]
-    if wrong:
-        raise UserError(
-            f"episodes={value}: {wrong[0]} is no number of an episode (0 to {count - 1}); a range is written 0:100"
-        )
-    numbers = np.array([v % count for v in values], np.int64)
-    if len(np.unique(numbers)) < len(numbers):
-        raise UserError(f"episodes={value} names an episode twice")
     return numbers
 
 

@@ -8,13 +8,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from offrl.data.formats import minari
+from offrl.data.formats import lerobot_meta, minari
 from offrl.errors import UserError
 from offrl.system.locks import TemporaryFolder
 
-FORMS = ("d4rl", "minari", "jsonl")
+FORMS = ("d4rl", "minari", "jsonl", "lerobot")
 D4RL_SUFFIX = (".hdf5", ".h5")
 TEXT_SUFFIX = (".jsonl", ".jsonl.gz")
+LEROBOT_SUFFIX = (".lerobot",)
 
 
 @contextlib.contextmanager
@@ -53,8 +54,11 @@ def output_path(target: str | Path, form: str, dataset_id: str = "", force: bool
     if path.exists():
         if not force:
             raise UserError(f"{path} exists; give another name, or force=true to replace it")
-        if path.is_dir() and (form != "minari" or minari.data_folder(path) != path / "data"):
-            raise UserError(f"{path} is a folder that holds no Minari dataset, and is not replaced; give another name")
+        sound = {"minari": minari.data_folder(path) == path / "data", "lerobot": lerobot_meta.is_lerobot(path)}
+        if path.is_dir() and not sound.get(form):
+            raise UserError(
+                f"{path} is a folder that holds no dataset of format {form}, and is not replaced; give another name"
+            )
     return path, data_id
 
 
@@ -71,6 +75,8 @@ def _place(target: str, form: str, dataset_id: str) -> tuple[Path, str]:
     if form == "jsonl":
         if not path.name.lower().endswith(TEXT_SUFFIX):
             raise UserError(f"{target}: JSON lines end in .jsonl or .jsonl.gz; write {target}.jsonl")
+        return path, ""
+    if form == "lerobot":
         return path, ""
     target = target.removeprefix("minari:")
     path = Path(target).expanduser()

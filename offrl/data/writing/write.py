@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from offrl.data.containers.hdf5_sink import new_hdf5
-from offrl.data.formats import d4rl, minari
+from offrl.data.formats import d4rl, lerobot, minari
 from offrl.data.formats.provenance import Record, describe, identical, task_of, written_truncations
 from offrl.data.loading.assemble import fingerprint
 from offrl.data.memory import IN_MEMORY, Memory, chunks, next_rows
 from offrl.data.raw import RawData, canonical
 from offrl.data.raw.infer import find_ends
+from offrl.data.writing import write_lerobot as lerobot_layout
 from offrl.data.writing import write_minari as minari_layout
 from offrl.data.writing.output_path import atomic_output, output_path, write_error
 from offrl.errors import UserError
@@ -40,6 +41,7 @@ def write_data(
     force: bool = False,
     progress: Progress | None = None,
     memory: Memory = IN_MEMORY,
+    fps: float | None = None,
 ) -> Path:
     """Write `raw` to `target` and return the path: that of the file, or of the Minari dataset's folder.
 
@@ -50,6 +52,7 @@ def write_data(
     env_kwargs, env_spec and eval_env_spec (JSON), ref_min_score and ref_max_score (undiscounted returns that score 0
     and 100), dataset_id, algorithm_name, author, author_email, code_permalink, description, requirements; whatever else
     JSON can hold is kept as well.
+    fps: rows per second, which LeRobot data need.
     force: replace what is at `target`. memory: where columns are put that are made or read back.
 
     Raises UserError when `raw` is no dataset, `target` does not fit or exists, the disk is full, or what is read back
@@ -58,12 +61,19 @@ def write_data(
         raise UserError(
             f"{target}: JSON lines hold texts, and {raw.where} holds numbers: write .hdf5 or a Minari dataset"
         )
+    if raw.streams and form != "lerobot":
+        raise UserError(
+            f"{target}: this layout is written without images, and {raw.where} holds {', '.join(raw.streams)}: choose "
+            "vectors with dataset.observation_keys=[...], or write a LeRobot dataset (OUT.lerobot)"
+        )
     aliases = {"algorithm": "algorithm_name", "email": "author_email"}  # Minari's words
     metadata = {aliases.get(k, k): v for k, v in (metadata or {}).items() if v is not None}
     name = str(metadata.get("dataset_id") or "")
     path, data_id = output_path(target, form, name, force)
     raw = canonical_raw(raw)
     ends = find_ends(raw)
+    if form == "lerobot":
+        return _write_lerobot(path, raw, ends, fps, metadata, _steps(progress, raw), memory)
     record = describe(raw, ends, task_of(raw, metadata), metadata)
     advance = _steps(progress, raw)
     with atomic_output(path) as written:
@@ -77,6 +87,25 @@ def write_data(
         del reread
     if form == "minari":
         add_namespaces(path, data_id)
+    return path
+
+
+def _write_lerobot(
+    path: Path,
+    raw: RawData,
+    ends: np.ndarray,
+    fps: float | None,
+    metadata: Mapping[str, Any],
+    advance: Callable[[int], None],
+    memory: Memory,
+) -> Path:
+    fps = lerobot_layout.refuse_other(raw, ends, fps)
+    with atomic_output(path) as written:
+        lerobot_layout.write(written, raw, ends, fps, metadata, advance)
+        fields = {k: lerobot_layout.features_of(k) for k in raw.columns if k not in lerobot_layout.KNOWN}
+        reread = lerobot.read(written, DatasetConfig(fields=fields), memory)
+        same = {k: identical(raw.columns[k], v) for k, v in reread.columns.items() if k in raw.columns}
+        refuse_difference({**same, "episodes": np.array_equal(ends, find_ends(reread))}, path)
     return path
 
 
