@@ -194,7 +194,19 @@ def check_kind(algorithm_class: Any, name: str, dataset: Dataset) -> None:
             f"{name} reads the numbers of observations, and {spec.name} has {', '.join(s.name for s in spec.streams)}: "
             f"take {', '.join(able[:8])}, ...{cure}"
         )
-    if spec.text == algorithm_class.traits.text:
+    traits = algorithm_class.traits
+    # what such data lack is read as zeros
+    if (
+        spec.source == "lerobot"
+        and traits.critic_modules
+        and not traits.goal_conditioned
+        and not dataset.columns["rewards"].any()
+    ):
+        raise UserError(
+            f"{name} learns from rewards, and {spec.name} has none, as most LeRobot data: label them, "
+            "dataset.reward_labels=file.py:function, or imitate: bc, chunk_bc, act, diffusion_bc, flow_bc"
+        )
+    if spec.text == traits.text:
         return
     able = [
         n for n, c in registry.names("algo").items() if c.traits.text == dataset.spec.text and c.traits.policy_modules
