@@ -24,21 +24,22 @@ class StreamEncoder(nn.Module):
         assert spec.encoder is not None
         self.shift = spec.encoder.shift
         stacks = {s.name: (s.shape[0], s.shape[1], s.shape[2] * spec.frames) for s in spec.streams if s.image}
-        images = {name: make_image_encoder(spec.encoder.name, shape) for name, shape in stacks.items()}
-        self.images = nn.ModuleDict(images)
-        width = sum(module.features for module in images.values())
+        self.names = list(stacks)  # which may hold dots, unlike those of modules
+        images = [make_image_encoder(spec.encoder.name, shape) for shape in stacks.values()]
+        self.images = nn.ModuleList(images)
+        width = sum(module.features for module in images)
         width += sum(math.prod(s.shape) for s in spec.streams if not s.image) + spec.observation_dim
         self.trunk = nn.Sequential(nn.Linear(width, spec.encoder.width), nn.LayerNorm(spec.encoder.width), nn.Tanh())
 
     def forward(self, observations: Mapping[str, Tensor]) -> Tensor:
         """{stream: [..., H, W, C] uint8 or [..., L]} -> [..., width]."""
-        parts = [module(observations[name]) for name, module in self.images.items()]
-        parts += [x for name, x in observations.items() if name not in self.images]
+        parts = [module(observations[name]) for name, module in zip(self.names, self.images, strict=True)]
+        parts += [x for name, x in observations.items() if name not in self.names]
         return self.trunk(torch.cat(parts, -1))
 
     def shifted(self, observations: Mapping[str, Tensor], key: Tensor) -> dict[str, Tensor]:
         """The same observations with each image shifted by up to `shift` pixels, drawn apart for each [B, H, W, C]."""
         if not self.shift:
             return dict(observations)
-        keys = dict(zip(self.images, rng.split(key, max(1, len(self.images))), strict=False))
+        keys = dict(zip(self.names, rng.split(key, max(1, len(self.names))), strict=False))
         return {n: random_shift(x, keys[n], self.shift) if n in keys else x for n, x in observations.items()}
