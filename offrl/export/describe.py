@@ -142,11 +142,11 @@ def _stream(stream: Stream, frames: int) -> dict[str, Any]:
         "shape": ["batch", height, width, channels * frames],
         "dtype": "uint8",
         "layout": "HWC",
-        "meaning": "an image as the environment gives it, 0 to 255",
+        "meaning": "an image like those of the data, 0 to 255",
     }
     if frames > 1:
         entry |= {"frames": frames, "order": "oldest first, along the channels", "at_start": "repeat the first"}
-        entry["meaning"] = f"the last {frames} images as the environment gives them, 0 to 255"
+        entry["meaning"] = f"the last {frames} images like those of the data, 0 to 255"
     if stream.recorded:
         entry["resize"] = {"from": list(stream.recorded), "to": [height, width], "method": "area"}
     return entry

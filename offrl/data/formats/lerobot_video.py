@@ -169,7 +169,8 @@ def streams(
         shape = (table.rows, *(size or image.shape[:2]), image.shape[2])
         _refuse_large(f"{root}: '{image.name}'", shape, memory)
         frames = memory.empty(image.name, shape, np.uint8)
-        result[image.name] = RawStream(frames, np.arange(table.rows))
+        recorded = image.shape[:2] if shape[1:3] != tuple(image.shape[:2]) else ()
+        result[image.name] = RawStream(frames, np.arange(table.rows), recorded=recorded)
         if image.dtype == "video":
             videos[image.name] = _videos(table, image, frames)
         else:
