@@ -27,7 +27,8 @@ from offrl.algorithm import (
     Tree,
     Update,
 )
-from offrl.data.samplers.transitions import Batch, Episodes, Sampler, Table, by_weight, draw_rows, table_of
+from offrl.data.samplers.tables import Table, table_of
+from offrl.data.samplers.transitions import Batch, Episodes, Sampler, by_weight, draw_rows
 from offrl.errors import UserError
 from offrl.families.critics import Critic, Value, Values, WithCritic
 from offrl.families.in_sample import InSampleSettings, expectile_loss

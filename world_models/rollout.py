@@ -10,7 +10,7 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.algorithm import DataSpec, Metrics, Part, TrainState
-from offrl.data.samplers.transitions import Batch, Packed, layout_of
+from offrl.data.samplers.tables import Batch, Packed, layout_of
 from offrl.world_models.model import Outcome, Prediction, Tree
 
 # rollouts at once: the members' activations of more do not fit a CPU's memory; fixed, for the random numbers depend on

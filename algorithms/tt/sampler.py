@@ -14,7 +14,7 @@ from offrl.algorithm import Batch, Dataset, DataSpec
 from offrl.algorithms.tt import discretizer
 from offrl.algorithms.tt.discretizer import Bins, encode
 from offrl.data.samplers.sequences import VALID, Sequences, SequenceSampler, drawn_rows
-from offrl.data.samplers.transitions import Unpacked
+from offrl.data.samplers.tables import Unpacked
 from offrl.data.transforms.columns import returns_to_go
 
 FITTED = 4_000_000  # rows whose observations and actions decide where bins lie

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from offrl import rng
-from offrl.data.samplers.transitions import Batch, Packed, Sampler
+from offrl.data.samplers.tables import Packed
+from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
 from offrl.system import files as checkpoint
 

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from offrl import rng
 from offrl.algorithm import Algorithm, Metrics, TrainState
 from offrl.data.dataset import Dataset
-from offrl.data.samplers.transitions import Batch, Packed, layout_of, pack
+from offrl.data.samplers.tables import Packed, layout_of, pack
+from offrl.data.samplers.transitions import Batch
 from offrl.nn import EnsembleMLP
 from offrl.optim import Params
 

@@ -23,16 +23,8 @@ from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.raw import MOST_VALUES
 from offrl.data.samplers.prefetch import Prefetcher
-from offrl.data.samplers.transitions import (
-    COIN,
-    Batch,
-    Packed,
-    TransitionSampler,
-    Unpacked,
-    alias_table,
-    layout_of,
-    pack,
-)
+from offrl.data.samplers.tables import Packed, Unpacked, layout_of, pack
+from offrl.data.samplers.transitions import COIN, Batch, TransitionSampler, alias_table
 from offrl.errors import UserError
 from offrl.training.step import Step
 
@@ -108,9 +100,10 @@ def test_integers_are_packed_where_a_float32_holds_them_all(largest: int, fits: 
 def test_extra_columns_and_images() -> None:
     image = np.arange(ROWS * 12).reshape(ROWS, 2, 2, 3).astype(np.uint8)
     dataset = from_arrays(image, ACTIONS[:, None], np.arange(ROWS), *FLAGS, weights=np.arange(ROWS) * 0.5)
-    batch, _ = draw(dataset, sampler=TransitionSampler(extra=("weights",)))
-    row = batch["rewards"].long()
-    assert batch["observations"].dtype == torch.uint8 and torch.equal(batch["observations"], torch.tensor(image)[row])
+    sampler = TransitionSampler(extra=("weights",))
+    batch: Any = sampler(sampler.prepare(dataset), rng.make_key(0), 1_000)
+    row, shown = batch["rewards"].long(), batch["observations"]["pixels"]
+    assert shown.dtype == torch.uint8 and torch.equal(shown, torch.tensor(image)[row])
     assert torch.equal(batch["weights"], row * 0.5)
     goal = torch.arange(6, dtype=torch.float32).reshape(2, 3)
     rows = torch.tensor([1])
@@ -254,11 +247,12 @@ def test_next_actions_are_those_of_the_same_episode(stored: bool) -> None:
 
 
 def test_next_actions_unpacked_and_discrete() -> None:
-    image = np.arange(ROWS * 4).reshape(ROWS, 2, 2).astype(np.uint8)
-    dataset = from_arrays(image, ACTIONS[:, None], np.arange(ROWS), *FLAGS)
-    sampler = TransitionSampler(extra=("next_actions",))
+    labels = (1 << 24) + np.arange(ROWS)  # more than float32 tells apart
+    dataset = from_arrays(np.arange(ROWS)[:, None], ACTIONS[:, None], np.arange(ROWS), *FLAGS, labels=labels)
+    sampler = TransitionSampler(extra=("next_actions", "labels"))
     assert isinstance(sampler.prepare(dataset).table, Unpacked)
     batch, _ = draw(dataset, sampler=sampler)
+    sampler = TransitionSampler(extra=("next_actions",))
     row = batch["rewards"].long()
     assert sorted(set(row.tolist())) == AFTER and torch.equal(batch["next_actions"][:, 0], expected_next(row))
     batch, row = draw(hand_made(actions=np.arange(ROWS), num_actions=ROWS), sampler=sampler)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from offrl.algorithm import Dataset, Tree
-from offrl.data.samplers.transitions import Batch, Packed, episode_of, table_of
+from offrl.data.samplers.tables import Batch, Packed, table_of
+from offrl.data.samplers.transitions import episode_of
 from offrl.errors import UserError
 from offrl.world_models.dynamics.settings import DynamicsSettings, HeldOutSettings
 

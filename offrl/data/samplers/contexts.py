@@ -16,7 +16,8 @@ from torch import Tensor
 from offrl import rng
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.sequences import drawn_episodes
-from offrl.data.samplers.transitions import Batch, Episodes, Table, by_weight, draw_rows, table_of
+from offrl.data.samplers.tables import Table, table_of
+from offrl.data.samplers.transitions import Batch, Episodes, by_weight, draw_rows
 from offrl.errors import UserError, nearest
 
 TASKS = "tasks"

@@ -14,19 +14,17 @@ from torch import Tensor
 from offrl import rng
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.stitches import Stitches, stitched, stitches
+from offrl.data.samplers.tables import Streamed, Table, table_of
 from offrl.data.samplers.transitions import (
     SPAN,
     Batch,
     Episodes,
-    Streamed,
-    Table,
     by_weight,
     check_order,
     column_of,
     draw_rows,
     is_single,
     last_of_episodes,
-    table_of,
 )
 from offrl.errors import UserError
 

@@ -14,16 +14,8 @@ from offrl import rng
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.goals import ACTOR_GOALS
 from offrl.data.samplers.stitches import Stitches, later, stitches
-from offrl.data.samplers.transitions import (
-    Batch,
-    Episodes,
-    Table,
-    column_of,
-    draw_rows,
-    masked,
-    table_of,
-    weighted_rows,
-)
+from offrl.data.samplers.tables import Table, table_of
+from offrl.data.samplers.transitions import Batch, Episodes, column_of, draw_rows, masked, weighted_rows
 from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
 

@@ -12,7 +12,8 @@ from offrl.data.dataset import Dataset
 from offrl.data.loading.read import load_one
 from offrl.data.loading.resolve import resolve
 from offrl.data.memory import IN_MEMORY, Memory
-from offrl.data.samplers.transitions import Batch, Transitions, TransitionSampler, table_of
+from offrl.data.samplers.tables import table_of
+from offrl.data.samplers.transitions import Batch, Transitions, TransitionSampler
 from offrl.data.transforms.episodes import concatenate, keep_episodes
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
