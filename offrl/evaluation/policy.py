@@ -18,12 +18,12 @@ from torch.utils import _pytree as pytree
 
 from offrl import policy_file, rng
 from offrl.actor import Actor, bind
-from offrl.algorithm import ENCODER, Algorithm, TrainState, with_settings
+from offrl.algorithm import Algorithm, TrainState, with_settings
 from offrl.errors import UserError, nearest
-from offrl.evaluation import streams
 from offrl.evaluation.evaluator import DISCOUNT
 from offrl.evaluation.observations import as_array, as_texts, desired_goal, goals_of
 from offrl.evaluation.predict import PredictState, numbered, own_value, predict, value_of
+from offrl.evaluation.streams import EncodingActor, moved, tensors_of
 from offrl.nn.custom.networks import factories
 from offrl.settings.field import check, marked
 from offrl.system import files as checkpoint
@@ -82,62 +82,37 @@ class TrainedPolicy:
             # training uses the keys of steps 0, 1, ...; texts the CPU's
             state = pytree.tree_map(lambda x: x.to(self.device), self.state)
             keys = rng.fold_in(self.state.key, -1 - torch.arange(KEYS))
+            actor = self.algorithm.actor(bind(self.algorithm, state))
             self._ready = (
-                self.algorithm.actor(bind(self.algorithm, state)),
+                EncodingActor(actor, self.spec) if self.spec.streams else actor,
                 keys if self.algorithm.traits.text else keys.to(self.device),
             )
         return self._ready
 
     def start(self, episodes: int) -> Any:
         """The carry at the start of that many episodes played side by side."""
-        inner = self.actor.start(episodes)
-        return streams.begin(episodes, self.spec, inner) if self.spec.frames > 1 else inner
+        return self.actor.start(episodes)
 
     @torch.no_grad()
     def step(self, carry: Any, observations: np.ndarray, t: int, explore: bool = False) -> tuple[np.ndarray, Any]:
         """Actions for raw observations [E, O] at time step t: [E, A] in the environment's range, or [E] int64."""
         text = self.algorithm.traits.text
-        past = carry if isinstance(carry, streams.Past) else None
-        if past is not None:
-            observed, past = streams.push(past, streams.tensors_of(observations, self.spec))
-            obs: Any = self.encoded(observed)
-            carry = past.inner
-        else:
-            obs = list(observations) if text else self.normalised(observations)
-        actions, carry = self.decide(carry, obs, t, explore)
-        return actions, carry if past is None else past._replace(inner=carry)
-
-    @torch.no_grad()
-    def decide(self, carry: Any, observations: Any, t: int, explore: bool = False) -> tuple[np.ndarray, Any]:
-        """`step` for observations as networks take them (see `normalised`), and the actor's own carry."""
+        obs: Any = list(observations) if text else self.normalised(observations)
         actor, keys = self._bound()
         key = keys[t] if t < KEYS else rng.fold_in(actor.state.key, -1 - t).to(keys.device)
-        if self.algorithm.traits.text:
-            actions, carry = actor.act(carry, observations, key, explore=explore)
+        actions, carry = actor.act(carry, obs if text else moved(obs, self.device), key, explore=explore)
+        if text:
             return np.array([*actions, None], object)[:-1], carry
-        actions, carry = actor.act(carry, observations.to(self.device), key, explore=explore)
         return self._to_environment(actions.cpu()), carry
-
-    def begin_anew(self, carry: Any, mask: Tensor) -> Any:
-        """The carry where the episodes of a mask bool [E] begin anew; of a policy whose actor is `resettable`."""
-        if not isinstance(carry, streams.Past):
-            return self.actor.begin_anew(carry, mask)
-        return carry._replace(fresh=carry.fresh | mask, inner=self.actor.begin_anew(carry.inner, mask))
 
     @torch.no_grad()
     def chunk(self, observations: np.ndarray, explore: bool = False) -> np.ndarray:
         """What one decision of a policy of chunks fixes for raw observations [E, O]: [E, h, A] in the environment's
         range.
         """
-        return self.decide_chunk(self.normalised(observations), explore)
-
-    @torch.no_grad()
-    def decide_chunk(self, observations: Tensor, explore: bool = False) -> np.ndarray:
-        """`chunk` for observations as networks take them."""
         actor, keys = self._bound()
-        return self._to_environment(
-            actor.chunk(observations.to(self.device), keys[0], explore).cpu()  # type: ignore[attr-defined]
-        )
+        x = moved(self.normalised(observations), self.device)
+        return self._to_environment(actor.chunk(x, keys[0], explore).cpu())  # type: ignore[attr-defined]
 
     @property
     def goal_conditioned(self) -> bool:
@@ -152,8 +127,6 @@ class TrainedPolicy:
         """
         if not self.goal_conditioned:
             return carry
-        if isinstance(carry, streams.Past):
-            return carry._replace(inner=self.set_goal(carry.inner, goals))
         name, spec = self.algorithm.config.name, self.spec
         if goals is not None and spec.streams and not spec.goal_dim:
             return self.actor.set_goal(carry, self.normalised(goals))
@@ -176,8 +149,6 @@ class TrainedPolicy:
         """The carry where all episodes begin anew in the same tasks; see `Actor.new_episode`. observations [E, ...]:
         the last, raw.
         """
-        if isinstance(carry, streams.Past):
-            return self.start(len(lengths))
         return self.actor.new_episode(carry, self.normalised(observations), torch.as_tensor(lengths))
 
     def observe_reward(self, carry: Any, rewards: np.ndarray) -> Any:
@@ -186,8 +157,6 @@ class TrainedPolicy:
         """
         if not self.uses_rewards:
             return carry
-        if isinstance(carry, streams.Past):
-            return carry._replace(inner=self.observe_reward(carry.inner, rewards))
         spec = self.algorithm.spec
         return self.actor.observe_reward(
             carry, torch.as_tensor(rewards * spec.reward_scale + spec.reward_shift, dtype=torch.float32)
@@ -196,7 +165,9 @@ class TrainedPolicy:
     @property
     def uses_rewards(self) -> bool:
         """True where its actions depend on the rewards of the episode so far."""
-        return type(self.actor).observe_reward is not Actor.observe_reward
+        actor = self.actor
+        kind = type(actor.inner if isinstance(actor, EncodingActor) else actor)
+        return kind.observe_reward is not Actor.observe_reward
 
     def with_target_return(self, target_return: float) -> TrainedPolicy:
         """The same policy with another target return, in the units of the recorded rewards. Raises UserError for one
@@ -258,11 +229,11 @@ class TrainedPolicy:
         actor = self.algorithm.actor(self.state).infer_task(self.normalised(next_observations), values)
         return self._other(actor.algorithm, actor.state)
 
-    def normalised(self, observations: np.ndarray) -> Tensor:
-        """Raw observations [E, ...] as networks take them: float32 [E, O], or the encoder's vector."""
+    def normalised(self, observations: np.ndarray) -> Any:
+        """Raw observations [E, ...] as actors take them: float32 [E, O], or the dictionary of streams."""
         spec = self.spec
         if spec.streams:
-            return self.encoded(streams.repeated(streams.tensors_of(observations, spec), spec.frames))
+            return tensors_of(observations, spec)
         obs = torch.as_tensor(np.asarray(observations, np.float32)).reshape(len(observations), spec.observation_dim)
         for d, column in enumerate(spec.observation_columns):
             if column.auto_offset and bool((obs[:, d].abs() > abs(column.offset) / 2).any()):
@@ -271,12 +242,6 @@ class TrainedPolicy:
                     f"{column.offset:.15g} to it, in float64"
                 )
         return obs if self.mean is None or self.std is None else (obs - self.mean) / self.std
-
-    @torch.no_grad()
-    def encoded(self, observed: Mapping[str, Tensor]) -> Tensor:
-        """The encoder's vector [E, Z] of observations of several streams."""
-        actor = self.actor
-        return actor.apply(ENCODER, streams.moved(observed, self.device))
 
     @property
     def discount(self) -> float:

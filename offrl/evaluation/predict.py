@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from offrl.errors import UserError
 from offrl.evaluation.observations import as_array, desired_goal, goals_of
+from offrl.evaluation.streams import EncodingActor
 from offrl.nn.meta_check import outline
 from offrl.system import files
 
@@ -69,7 +70,7 @@ def predict(
     if memory is not None and memory.rows != len(batch):
         raise UserError(f"state= is of {memory.rows} episodes, and there are {len(batch)} observations")
     if memory is not None and some:
-        memory = memory._replace(carry=policy.begin_anew(memory.carry, torch.from_numpy(starts.copy())))
+        memory = memory._replace(carry=policy.actor.begin_anew(memory.carry, torch.from_numpy(starts.copy())))
     elif memory is None or starts.any():
         memory = PredictState(policy.start(len(batch)), 0, len(batch))
         if policy.goal_conditioned:
@@ -123,7 +124,8 @@ def own_value(policy: TrainedPolicy, observations: np.ndarray, actions: np.ndarr
     else:
         span = np.where(policy.high > policy.low, policy.high - policy.low, 1.0)
         scaled = torch.as_tensor((2.0 * (actions - policy.low) / span - 1.0).astype(np.float32)).clamp(-1.0, 1.0)
-    q = algorithm.q_value(policy.state, policy.normalised(observations), scaled)
+    x, actor = policy.normalised(observations), policy.actor
+    q = algorithm.q_value(policy.state, actor.encode(x) if isinstance(actor, EncodingActor) else x, scaled)
     return None if q is None else q.double().numpy()
 
 

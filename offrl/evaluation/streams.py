@@ -4,7 +4,7 @@ frames.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from offrl.actor import Actor, Carry
 from offrl.data.dataset import DataSpec
 from offrl.data.raw import join_observations
 from offrl.data.raw.streams import resize
 from offrl.errors import UserError
+from offrl.nn.stream_encoder import ENCODER
 from offrl.tasks.entries import VECTOR, entries, entry
 
 
@@ -137,11 +139,66 @@ def push(past: Past, observed: Mapping[str, Tensor]) -> tuple[dict[str, Tensor],
     return {**observed, **frames}, past._replace(frames=frames, fresh=torch.zeros_like(past.fresh))
 
 
-def repeated(observed: Mapping[str, Tensor], frames: int) -> dict[str, Tensor]:
-    """Observations with each image repeated as an episode's first one is, such as goals."""
-    return {name: x.repeat(1, 1, 1, frames) if x.ndim == 4 else x for name, x in observed.items()}
+class EncodingActor(Actor):
+    """An actor behind the encoder: observations are dictionaries of streams, of which it keeps the last frames."""
+
+    def __init__(self, inner: Actor, spec: DataSpec) -> None:
+        super().__init__(inner.algorithm, inner.state)
+        self.inner, self.spec, self.resettable = inner, spec, inner.resettable
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)  # what actors of some kinds have besides
+
+    @property
+    def action_steps(self) -> int:
+        return self.inner.action_steps
+
+    def actions_per_decision(self, steps: int) -> int:
+        return self.inner.actions_per_decision(steps)
+
+    def encode(self, observations: Mapping[str, Tensor]) -> Tensor:
+        """The encoder's vector [E, Z] of streams; an image alone is taken for an episode's first one, and repeated."""
+        kind = kind_of(self.spec, self.spec.frames)
+        whole = {
+            name: x.repeat(1, 1, 1, kind[name].shape[-1] // x.shape[-1]) if x.ndim == 4 else x
+            for name, x in observations.items()
+        }
+        return self.apply(ENCODER, whole)
+
+    def start(self, episodes: int) -> Carry:
+        carry = self.inner.start(episodes)
+        return begin(episodes, self.spec, carry) if self.spec.frames > 1 else carry
+
+    def begin_anew(self, carry: Carry, mask: Tensor) -> Carry:
+        if not isinstance(carry, Past):
+            return self.inner.begin_anew(carry, mask)
+        return carry._replace(fresh=carry.fresh | mask, inner=self.inner.begin_anew(carry.inner, mask))
+
+    def act(self, carry: Carry, observations: Any, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        if not isinstance(carry, Past):
+            return self.inner.act(carry, self.encode(observations), key, explore=explore)
+        stacked, past = push(carry, observations)
+        actions, inner = self.inner.act(past.inner, self.encode(stacked), key, explore=explore)
+        return actions, past._replace(inner=inner)
+
+    def chunk(self, observations: Any, key: Tensor, explore: bool) -> Tensor:
+        """See the chunk of actors of chunks."""
+        return self.inner.chunk(self.encode(observations), key, explore)  # type: ignore[attr-defined]
+
+    def observe_reward(self, carry: Carry, rewards: Tensor) -> Carry:
+        return self._within(carry, self.inner.observe_reward, rewards)
+
+    def set_goal(self, carry: Carry, goals: Any) -> Carry:
+        return self._within(carry, self.inner.set_goal, goals if isinstance(goals, Tensor) else self.encode(goals))
+
+    def new_episode(self, carry: Carry, observations: Any, lengths: Tensor) -> Carry:
+        return self.start(len(lengths))
+
+    @staticmethod
+    def _within(carry: Carry, change: Callable[[Carry, Tensor], Carry], x: Tensor) -> Carry:
+        return carry._replace(inner=change(carry.inner, x)) if isinstance(carry, Past) else change(carry, x)
 
 
-def moved(observed: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """The same on a device."""
-    return dict(pytree.tree_map(lambda x: x.to(device), dict(observed)))
+def moved(observations: Any, device: torch.device) -> Any:
+    """Observations, a tensor or a dictionary of them, on a device."""
+    return pytree.tree_map(lambda x: x.to(device), observations)

@@ -20,11 +20,11 @@ from torch.utils import _pytree as pytree
 
 from offrl import rng
 from offrl.actor import BoundParams, bind
-from offrl.algorithm import ENCODER
 from offrl.errors import UserError
 from offrl.evaluation import streams
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.predict import numbered
+from offrl.nn.stream_encoder import ENCODER
 from offrl.tasks.entries import VECTOR
 
 SMALLEST, LARGEST = 2.0**-33, 1.0 - 2.0**-24  # of the uniform numbers that `rng.categorical` draws
@@ -130,16 +130,11 @@ def answer(policy: TrainedPolicy, observations: np.ndarray, goals: np.ndarray | 
     """What an exported file gives, by the policy itself: its first actions [B, A] or [B], or of a policy of chunks
     those [B, h, A]. Of images observations hold whole stacks of frames.
     """
-    if policy.spec.streams:
-        x = policy.encoded(streams.tensors_of(observations, policy.spec))
-        if chunked(policy):
-            return policy.decide_chunk(x, explore)
-        return numbered(policy, policy.decide(policy.actor.start(len(x)), x, 0, explore)[0])
     if chunked(policy):
         return policy.chunk(observations, explore)
-    return numbered(
-        policy, policy.step(policy.set_goal(policy.start(len(observations)), goals), observations, 0, explore)[0]
-    )
+    actor = policy.actor  # behind the encoder stacks are no memory
+    start = actor.inner.start if isinstance(actor, streams.EncodingActor) else policy.start
+    return numbered(policy, policy.step(policy.set_goal(start(len(observations)), goals), observations, 0, explore)[0])
 
 
 def inputs_of(observations: np.ndarray) -> list[np.ndarray]:
