@@ -21,11 +21,18 @@ from offrl.actor import Actor, BoundParams, MemorylessActor
 from offrl.actor import Carry as Carry
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Sampler, TransitionSampler
-from offrl.errors import UserError, nearest
 from offrl.nn import call
 from offrl.nn.custom.networks import with_own_networks
 from offrl.nn.policies import Policy
-from offrl.nn.stream_encoder import StreamEncoder
+from offrl.nn.stream_encoder import (
+    ENCODER,
+    EncodedBatch,
+    StreamEncoder,
+    Z,
+    encoded_spec,
+    trained_by,
+    with_observations,
+)
 from offrl.optim import Adam, OptState, Params
 from offrl.pretrained import Requirement
 from offrl.settings.train import TrainConfig
@@ -34,10 +41,6 @@ Metrics = dict[str, Tensor]
 Loss = tuple[Tensor, Metrics]  # [], and what the log tells of it
 LossFn = Callable[..., Loss]
 Tree = Any  # nested dictionaries, lists and tuples of tensors
-
-ENCODER = "encoder"  # the module before the others
-Z = "observations of the encoder"  # beside a module's parameters while their gradients are taken
-SHIFTS = 90_001  # folded into an update's key for the random shifts of images
 
 Grid = Mapping[str, Sequence[float]] | None  # settings that differ between replicas, with all their values
 
@@ -122,15 +125,6 @@ class Part:
         return state
 
 
-@dataclass(frozen=True)
-class EncodedBatch:
-    """What the encoder made of the observations of a batch, while an update runs."""
-
-    z: Tensor  # [B, Z]
-    module: str  # whose loss trains the encoder
-    pull: Callable[[Tensor], Params]  # the gradient of its parameters from that of z
-
-
 @dataclass
 class Runtime:
     """Surroundings of a copy of an algorithm that trains or acts; the step fills them in."""
@@ -165,30 +159,16 @@ class Algorithm(ABC, Generic[ConfigT]):
         file.
         """
         self.config = config
-        self.set_spec(spec)
+        self.data_spec, self.spec = spec, encoded_spec(spec)
         self.traits = self._traits(config)
         self.pretrained: Mapping[str, Any] = pretrained or {}
         self.runtime = Runtime()
         with torch.random.fork_rng(devices=[]):
             # only their structure is used: `apply` is handed the parameters
             self.networks = self._networks()
-
-    def set_spec(self, spec: DataSpec) -> None:
-        """Take `spec` for the data: `data_spec`, and `spec`, where the encoder's vector, if there is one, stands for
-        observations.
-        """
-        self.data_spec = self.spec = spec
-        if spec.encoder is not None:
-            self.spec = dataclasses.replace(
-                spec,
-                observation_shape=(spec.encoder.width,),
-                observation_columns=(),
-                observation_mean=None,
-                observation_std=None,
-                streams=(),
-                frames=1,
-                encoder=None,
-            )
+        # what makes the vector that other modules see of the data's observations, and the module whose loss trains it
+        self.encoder: StreamEncoder | None = cast(Any, self.networks.get(ENCODER))
+        self.encoder_module = trained_by(spec, self.networks, self.traits.goal_conditioned) if self.encoder else ""
 
     def _networks(self) -> dict[str, nn.Module]:
         """The modules, and last the encoder, so that the others' initial parameters do not depend on it."""
@@ -203,11 +183,6 @@ class Algorithm(ABC, Generic[ConfigT]):
             (*names, ENCODER) if names else () for names in (traits.policy_modules, traits.critic_modules)
         )
         return dataclasses.replace(traits, policy_modules=policy, critic_modules=critic, compiles=False)
-
-    @property
-    def encoder(self) -> StreamEncoder | None:
-        """What makes the vector that all other modules see of the data's observations; None where they see these."""
-        return cast("StreamEncoder | None", self.networks.get(ENCODER))
 
     def __copy__(self) -> Algorithm:
         copied = object.__new__(type(self))
@@ -346,7 +321,7 @@ class Algorithm(ABC, Generic[ConfigT]):
         if encoded is not None and name != encoded.module:
             encoded = None
         if encoded is not None:
-            loss_fn, params = _with_observations(loss_fn, name, encoded.z, x), {**params, Z: encoded.z}
+            loss_fn, params = with_observations(loss_fn, name, encoded.z, x), {**params, Z: encoded.z}
         # without the wrappers of torch.func, which take longer than the products of a small network
         if self.runtime.alone:
             leaves = {k: v.detach().requires_grad_() for k, v in params.items()}
@@ -379,50 +354,6 @@ class Algorithm(ABC, Generic[ConfigT]):
             adam if settings.learning_rate is None else dataclasses.replace(adam, learning_rate=settings.learning_rate)
         )
 
-    @property
-    def encoder_module(self) -> str:
-        """The module whose loss trains the encoder. Raises UserError where there is none of that name."""
-        asked = self.data_spec.encoder.trained_by if self.data_spec.encoder is not None else "auto"
-        names = [n for n in self.networks if n != ENCODER]
-        if asked == "auto":
-            order = ("value", "critic", "actor") if self.traits.goal_conditioned else ("critic", "value", "actor")
-            return next((n for n in order if n in names), names[0])
-        if asked not in names:
-            raise UserError(
-                f"encoder.trained_by={asked}: {self.config.name} has {', '.join(names)}.{nearest(asked, names)}"
-            )
-        return asked
-
-    def encoded_update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        """`update` with the encoder's vectors in place of observations of several streams. Only the batch's own
-        observations train it, with the loss of `encoder_module`; successors, goals and targets are constants, as in
-        DrQ-v2 (arXiv 2107.09645).
-        """
-        encoder, params = self.encoder, state.params[ENCODER]
-        assert encoder is not None
-        streams: list[tuple[str, Any]] = [(name, x) for name, x in batch.items() if isinstance(x, dict)]
-        observed = {n: encoder.shifted(x, rng.fold_in(key, SHIFTS + i)) for i, (n, x) in enumerate(streams)}
-        if self.runtime.alone:
-            leaves = {k: v.detach().requires_grad_() for k, v in params.items()}
-            with torch.enable_grad():
-                graph = self.apply(ENCODER, leaves, observed["observations"])
-            z = graph.detach()
-
-            def pull(gradient: Tensor) -> Params:
-                return dict(zip(leaves, torch.autograd.grad(graph, list(leaves.values()), gradient), strict=True))
-        else:
-            z, vjp = cast(Any, torch.func.vjp)(lambda p: self.apply(ENCODER, p, observed["observations"]), params)
-
-            def pull(gradient: Tensor) -> Params:
-                return cast(Params, vjp(gradient)[0])
-
-        inside = {n: z if n == "observations" else self.apply(ENCODER, params, x) for n, x in observed.items()}
-        self.runtime.encoded = EncodedBatch(z, self.encoder_module, pull)
-        try:
-            return self.update(state, {**batch, **inside}, key, phase=phase)
-        finally:
-            self.runtime.encoded = None
-
     def polyak(self, state: TrainState, name: str, rate: float | Tensor | None = None) -> TrainState:
         """target <- target + rate (online - target). rate: None: the setting `polyak`."""
         rate = self.config.polyak if rate is None else rate
@@ -433,23 +364,6 @@ class Algorithm(ABC, Generic[ConfigT]):
     def policy(self) -> Policy:
         """The module "actor", for its distribution's methods; its own parameters are not used."""
         return cast(Policy, self.networks["actor"])
-
-
-def _with_observations(loss_fn: LossFn, name: str, z: Tensor, x: Sequence[Any]) -> LossFn:
-    """The loss as a function of the encoded observations too, which are an entry of its parameters."""
-    leaves, tree = pytree.tree_flatten(x)
-    at = {i for i, leaf in enumerate(leaves) if leaf is z}
-    if not at:
-        raise UserError(
-            f"encoder.trained_by={name}: its loss is not given the batch's observations; name another module"
-        )
-
-    def loss(params: Params, state: TrainState, *_: Any) -> Loss:
-        own = {k: v for k, v in params.items() if k != Z}
-        filled = [params[Z] if i in at else leaf for i, leaf in enumerate(leaves)]
-        return loss_fn(own, state, *pytree.tree_unflatten(filled, tree))
-
-    return loss
 
 
 def merged(before: TrainState, *after: TrainState) -> TrainState:

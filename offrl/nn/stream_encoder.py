@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from offrl import rng
 from offrl.data.dataset import DataSpec
+from offrl.errors import UserError, nearest
 from offrl.nn.encoders import make_image_encoder, random_shift
+
+ENCODER = "encoder"  # the module before the others
+Z = "observations of the encoder"  # beside a module's parameters while their gradients are taken
 
 
 class StreamEncoder(nn.Module):
@@ -43,3 +50,61 @@ class StreamEncoder(nn.Module):
             return dict(observations)
         keys = dict(zip(self.names, rng.split(key, max(1, len(self.names))), strict=False))
         return {n: random_shift(x, keys[n], self.shift) if n in keys else x for n, x in observations.items()}
+
+
+@dataclass(frozen=True)
+class EncodedBatch:
+    """What the encoder made of the observations of a batch, while an update runs."""
+
+    z: Tensor  # [B, Z]
+    module: str  # whose loss trains the encoder
+    pull: Callable[[Tensor], dict[str, Tensor]]  # the gradient of its parameters from that of z
+
+
+def encoded_spec(spec: DataSpec) -> DataSpec:
+    """The specification as modules behind the encoder see it: its vector is the observation; `spec` without one."""
+    if spec.encoder is None:
+        return spec
+    return replace(
+        spec,
+        observation_shape=(spec.encoder.width,),
+        observation_columns=(),
+        observation_mean=None,
+        observation_std=None,
+        streams=(),
+        frames=1,
+        encoder=None,
+    )
+
+
+def trained_by(spec: DataSpec, modules: Collection[str], goals: bool) -> str:
+    """The module whose loss trains the encoder, of an algorithm with these. goals: it learns towards goals. Raises
+    UserError where there is none of the name that the settings give.
+    """
+    assert spec.encoder is not None
+    asked, names = spec.encoder.trained_by, [name for name in modules if name != ENCODER]
+    if asked == "auto":
+        order = ("value", "critic", "actor") if goals else ("critic", "value", "actor")
+        return next((name for name in order if name in names), names[0])
+    if asked not in names:
+        raise UserError(f"encoder.trained_by={asked}: the modules are {', '.join(names)}.{nearest(asked, names)}")
+    return asked
+
+
+def with_observations(loss_fn: Callable[..., Any], name: str, z: Tensor, x: Sequence[Any]) -> Callable[..., Any]:
+    """The loss of the module `name` as a function of the encoded observations too, which are the entry Z of its
+    parameters.
+    """
+    leaves, tree = pytree.tree_flatten(x)
+    at = {i for i, leaf in enumerate(leaves) if leaf is z}
+    if not at:
+        raise UserError(
+            f"encoder.trained_by={name}: its loss is not given the batch's observations as they are; name another one"
+        )
+
+    def loss(params: Mapping[str, Tensor], state: Any, *_: Any) -> Any:
+        parameters = {key: value for key, value in params.items() if key != Z}
+        filled = [params[Z] if i in at else leaf for i, leaf in enumerate(leaves)]
+        return loss_fn(parameters, state, *pytree.tree_unflatten(filled, tree))
+
+    return loss

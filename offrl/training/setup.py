@@ -18,6 +18,7 @@ from offrl.algorithm import Algorithm, TrainState
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.fit import check_fit, settled
 from offrl.data.samplers.prefetch import Prefetcher
+from offrl.encoding import set_spec
 from offrl.errors import UserError, warn
 from offrl.evaluation.evaluator import Evaluator
 from offrl.runs import record as runs
@@ -77,7 +78,7 @@ def set_up(
         if task is not None:
             evaluator = resources.enter_context(Evaluator(task, config.eval))
             check_fit(dataset.spec, task, evaluator.envs[0])
-            algorithm.set_spec(settled(algorithm.data_spec, evaluator.envs[0], dataset))
+            set_spec(algorithm, settled(algorithm.data_spec, evaluator.envs[0], dataset))
     dataset = dataclasses.replace(dataset, spec=algorithm.data_spec)
     if group.first:
         resources.enter_context(exclusive(run_dir))

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from offrl import rng
 from offrl.algorithm import Algorithm, Metrics, TrainState, with_config
 from offrl.data.samplers.transitions import Batch
+from offrl.encoding import encoded_update
 from offrl.training import distributed
 from offrl.training.compiling.program import Hyper, Program, Updates
 from offrl.training.updates import add, update_keys, with_counts
@@ -116,7 +117,8 @@ class Step:
         """`length` updates in a row from phase `first`, of all replicas: (state without `buffers`, sums of metrics) of
         a state, keys [N, length, 2] for batches and updates, the replicas' own settings, and batches from outside."""
 
-        update = self.algorithm.update if self.algorithm.encoder is None else self.algorithm.encoded_update
+        algorithm = self.algorithm
+        update = algorithm.update if algorithm.encoder is None else functools.partial(encoded_update, algorithm)
 
         def replica(state: TrainState, keys: Tensor, hyper: Hyper, batches: list[Batch]) -> tuple[TrainState, Metrics]:
             total: Metrics = {}

@@ -1,0 +1,54 @@
+"""Updates of algorithms whose observations an encoder makes a vector of."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from offrl import rng
+from offrl.algorithm import Algorithm, TrainState, Update
+from offrl.data.dataset import DataSpec
+from offrl.data.samplers.transitions import Batch
+from offrl.nn.stream_encoder import ENCODER, EncodedBatch, encoded_spec
+from offrl.optim import Params
+
+SHIFTS = 90_001  # folded into an update's key for the random shifts of images
+
+
+def set_spec(algorithm: Algorithm, spec: DataSpec) -> None:
+    """Take another specification of the same data, with what an environment says of them."""
+    algorithm.data_spec, algorithm.spec = spec, encoded_spec(spec)
+
+
+def encoded_update(algorithm: Algorithm, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
+    """`Algorithm.update` with the encoder's vectors in place of observations of several streams. Only the batch's own
+    observations train it, with the loss of `encoder_module`; successors, goals and targets are constants, as in DrQ-v2
+    (arXiv 2107.09645).
+    """
+    encoder, params = algorithm.encoder, state.params[ENCODER]
+    assert encoder is not None
+    streams: list[tuple[str, Any]] = [(name, x) for name, x in batch.items() if isinstance(x, dict)]
+    observed = {n: encoder.shifted(x, rng.fold_in(key, SHIFTS + i)) for i, (n, x) in enumerate(streams)}
+    own = observed.pop("observations")
+    if algorithm.runtime.alone:
+        leaves = {k: v.detach().requires_grad_() for k, v in params.items()}
+        with torch.enable_grad():
+            graph = algorithm.apply(ENCODER, leaves, own)
+        z = graph.detach()
+
+        def pull(gradient: Tensor) -> Params:
+            return dict(zip(leaves, torch.autograd.grad(graph, list(leaves.values()), gradient), strict=True))
+    else:
+        z, vjp = cast(Any, torch.func.vjp)(lambda p: algorithm.apply(ENCODER, p, own), params)
+
+        def pull(gradient: Tensor) -> Params:
+            return cast(Params, vjp(gradient)[0])
+
+    vectors = {name: algorithm.apply(ENCODER, params, x) for name, x in observed.items()}
+    algorithm.runtime.encoded = EncodedBatch(z, algorithm.encoder_module, pull)
+    try:
+        return algorithm.update(state, {**batch, **vectors, "observations": z}, key, phase=phase)
+    finally:
+        algorithm.runtime.encoded = None
