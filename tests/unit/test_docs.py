@@ -51,6 +51,12 @@ def test_every_algorithm_and_preset_has_a_page() -> None:
     assert not algorithm_pages.missing_presets()
 
 
+def test_the_algorithms_that_take_images_are_listed() -> None:
+    row = re.search(r"^\| with an encoder \| (.*) \|$", (ROOT / "docs" / "images.md").read_text(), re.M)
+    encoded = [name for name, kind in registry.names("algo").items() if kind.traits.observations == "encoded"]
+    assert row is not None and row[1].split(", ") == sorted(encoded)
+
+
 def test_symbols_of_the_glossary_are_those_of_settings() -> None:
     for name, setting in algorithm_pages.symbols():
         assert hasattr(registry.get("algo", name).Config(), setting), f"{name} has no setting {setting}"
