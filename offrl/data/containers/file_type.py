@@ -60,10 +60,10 @@ def pickled(path: Path) -> bool:
     """
     try:
         with path.open("rb") as file:
-            head = file.read(4)
+            head = file.read(9)
         if head.startswith(b"\x1f\x8b"):
             with gzip.open(path) as packed:
-                head = packed.read(4)
+                head = packed.read(9)
         if head.startswith(b"PK\x03\x04"):
             with zipfile.ZipFile(path) as archive:
                 names = archive.namelist()
@@ -72,7 +72,8 @@ def pickled(path: Path) -> bool:
             )
     except Exception:  # of damaged ones, which their reader names
         return False
-    if len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 5:
+    # a file of safetensors begins with the length of its header, which may have the same two bytes
+    if len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 5 and head[3:] != b"\0\0\0\0\0{":
         return True
     return path.name.lower().endswith((".pkl", ".pickle", ".pkl.gz")) and bool(head) and head[:1] in b"(cdli}]"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from offrl import registry
+from offrl.data.containers.file_type import pickled
 from offrl.data.dataset import DataSpec
 from offrl.data.transforms.reward_labels import RewardLabels, load_labels
 from offrl.errors import UserError
@@ -319,3 +321,13 @@ def test_kept_answers_of_other_kinds_are_passed_over(tmp_path: Path, capsys: pyt
     os.mkfifo(tmp_path / "pipe.jsonl")
     with pytest.raises(UserError, match="no plain file"):
         Answers(tmp_path / "pipe.jsonl")
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_a_length_of_a_header_is_no_pickle(tmp_path: Path, protocol: int) -> None:
+    """A safetensors file begins with its header's length, whose first two bytes may be those of a pickle."""
+    length = 0x80 + (protocol << 8)
+    header = json.dumps({"__metadata__": {"meta": ""}})
+    (tmp_path / "a.safetensors").write_bytes(length.to_bytes(8, "little") + header.ljust(length).encode())
+    (tmp_path / "b.safetensors").write_bytes(pickle.dumps({"a": 1}, protocol))
+    assert not pickled(tmp_path / "a.safetensors") and pickled(tmp_path / "b.safetensors")
