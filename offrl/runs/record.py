@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 CONFIG, SCORES, CURVE, GRID = "config.yaml", "scores.csv", "learning_curve.png", "grid.png"
 RESTORE = "restore the file that offrl wrote, or choose another name="
+LATER = ("frames", "image_size", "episodes", "mask")  # settings of datasets
 PACKAGES = ("offrl", "torch", "numpy", "gymnasium", "mujoco", "minari", "h5py", "gymnasium-robotics")
 
 
@@ -133,11 +134,6 @@ def identity(config: TrainConfig) -> dict[str, Any]:
     # the fingerprint says what data are
     values["algo"], values["dataset"] = (without_places(config.algo), without_places(config.dataset))
     values["seeds"] = seed_list(config.seeds)
-    for name in ("frames", "image_size", "episodes", "mask"):  # not in the names of runs without them
-        if values["dataset"][name] == _defaults(DatasetConfig)[name]:
-            del values["dataset"][name]
-    if config.encoder == EncoderConfig():
-        del values["encoder"]
     if files := used_by(registry.get("algo", config.algo.name), *factories(config.algo).values()):
         values["plugins"] = checksums(files)  # with other content it is another run
     grid, paired = values.pop("grid"), values.pop("paired")
@@ -171,6 +167,12 @@ def directory(config: TrainConfig, dataset: Dataset) -> Path:
     if config.name:
         return Path(config.runs_dir) / config.name
     settings = {**identity(config), "data": dataset.fingerprint, "env": config.eval.env}
+    # settings of later versions are in the name where they are set alone
+    settings["dataset"] = {
+        k: v for k, v in settings["dataset"].items() if k not in LATER or v != _defaults(DatasetConfig)[k]
+    }
+    if config.encoder == EncoderConfig():
+        del settings["encoder"]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:6]
     return Path(config.runs_dir) / f"{config.label}-{file_name(dataset.spec.name)}-{digest}"
 
