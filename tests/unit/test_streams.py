@@ -55,12 +55,9 @@ def data(frames: int = 1, encoder: str | None = None, **columns: Any) -> Dataset
 
 def make(name: str, dataset: Dataset) -> Algorithm:
     kind = registry.get("algo", name)
-    small = {"hidden": [16], "critic_hidden": [16], "batch_size": 8}
+    small = {"hidden": [16], "critic_hidden": [16], "batch_size": 8, "length": 4}
     config = kind.Config()
-    config = dataclasses.replace(
-        config,
-        **{k: v for k, v in small.items() if isinstance(getattr(config, k, 0), list | int) and hasattr(config, k)},
-    )
+    config = dataclasses.replace(config, **{k: v for k, v in small.items() if hasattr(config, k)})
     algorithm: Algorithm = kind(kind.fit_config(config, dataset, None), dataset.spec)
     return algorithm
 
