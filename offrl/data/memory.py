@@ -36,6 +36,14 @@ def chunks(rows: int, size: int = 1 << 17) -> Iterator[slice]:
         yield slice(start, min(start + size, rows))
 
 
+def rows_at_once(column: Any) -> int:
+    """The rows of an array, or of an h5py dataset, that fit into 64 MB, 131,072 at most: of images fewer than of
+    numbers.
+    """
+    row = int(np.prod(column.shape[1:], dtype=np.int64)) * column.dtype.itemsize
+    return max(1, min(1 << 17, (1 << 26) // max(1, row)))
+
+
 def next_rows(column: np.ndarray, memory: Memory) -> np.ndarray:
     """For each row of `column` [R, ...] the next one, as next_observations; the last row is not set."""
     out = memory.empty("next_observations", column.shape, column.dtype)
@@ -83,7 +91,7 @@ class Memory:
     def taken(self, name: str, column: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Rows [N] of a column as an array of its own."""
         out = self.empty(name, (len(rows), *column.shape[1:]), column.dtype)
-        for part in chunks(len(rows)):
+        for part in chunks(len(rows), rows_at_once(column)):
             out[part] = column[rows[part]]
         return out
 
@@ -183,16 +191,15 @@ def arrays_of(dataset: Dataset) -> dict[str, torch.Tensor]:
 
 def dataset_from(manifest: dict[str, Any], folder: Path, arrays: dict[str, torch.Tensor]) -> Dataset:
     """The dataset of `arrays_of`, read from the files that `Memory.write` wrote to `folder`."""
-    columns = {name: x for name, x in arrays.items() if not name.endswith(PARTS)}
-    streams = dict.fromkeys(name.rpartition("/")[0] for name in arrays if name not in columns)
-    stores = {name: Store(*(arrays[f"{name}{part}"] for part in PARTS)) for name in streams}
+    spec = DataSpec.from_json(manifest["spec"])
+    stores = {s.name: Store(*(arrays.pop(f"{s.name}{part}") for part in PARTS)) for s in spec.streams}
     with np.load(folder / "episodes.npz", allow_pickle=False) as file:
         values: dict[str, Any] = {key: torch.from_numpy(file[key]) for key in file.files}
     values |= {k: tuple(manifest[k]) for k in TEXTS}
     return Dataset(
-        columns=columns,
+        columns=arrays,
         stores=stores,
-        spec=DataSpec.from_json(manifest["spec"]),
+        spec=spec,
         fingerprint=manifest["fingerprint"],
         stitch=float(manifest["stitch"]),
         **values,

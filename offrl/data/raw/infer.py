@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from offrl.data.dataset import DataSpec
-from offrl.data.memory import chunks
+from offrl.data.memory import chunks, rows_at_once
 from offrl.data.raw import RawData
 from offrl.data.raw.streams import streams_of
 from offrl.errors import UserError
@@ -39,7 +39,7 @@ def jumps(raw: RawData) -> np.ndarray:
     """Rows i whose stored successor is not observation i + 1; bool [R], False on the last row."""
     observations, successors = raw.columns["observations"], raw.columns["next_observations"]
     jump = np.zeros(len(observations), bool)
-    for part in chunks(len(observations) - 1):
+    for part in chunks(len(observations) - 1, rows_at_once(observations)):
         a, b = successors[part], observations[part.start + 1 : part.stop + 1]
         if not np.array_equal(a, b):
             a, b = a.reshape(len(a), -1).astype(np.float32), b.reshape(len(b), -1).astype(np.float32)
