@@ -129,7 +129,7 @@ class Memory:
             if file is None:
                 file = f"column-{len(manifest['columns'])}.npy"
                 np.save(self.folder / file, values)
-            manifest["columns"][name] = {"file": file, "rows": len(values)}
+            manifest["columns"][name] = {"file": file, "shape": values.shape}
         keep = {c["file"] for c in manifest["columns"].values()}
         for stale in self.folder.iterdir():
             if stale.name not in keep:
@@ -176,10 +176,10 @@ def open_mapped(folder: Path) -> Dataset:
     files.
     """
     manifest = json.loads((folder / MANIFEST).read_text())
-    arrays = {
-        name: torch.from_numpy(np.load(column_file(folder, c), mmap_mode="c", allow_pickle=False)[: c["rows"]])
-        for name, c in manifest["columns"].items()
-    }
+    arrays = {}
+    for name, entry in manifest["columns"].items():
+        stored = np.load(column_file(folder, entry), mmap_mode="c", allow_pickle=False)
+        arrays[name] = torch.from_numpy(stored[: entry["shape"][0]].reshape(entry["shape"]))
     return replace(dataset_from(manifest, folder, arrays), mapped=True)
 
 
