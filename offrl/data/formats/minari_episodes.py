@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,19 +12,20 @@ import numpy as np
 
 from offrl.data.containers.guard import reading, refuse_growth
 from offrl.data.containers.hdf5 import open_hdf5, refuse_absent
-from offrl.data.containers.images import decode
+from offrl.data.containers.images import decode, decoder, digest_of, frame_shape
 from offrl.data.containers.parquet import arrow_values, read_table
 from offrl.data.containers.stored import Stored
 from offrl.data.formats.minari_spaces import one_hot, width_of
 from offrl.data.memory import Memory
 from offrl.data.raw import FLAGS, RawData, canonical, ends_of
+from offrl.data.raw.streams import RawStream
 from offrl.errors import UserError
 
 Leaf = tuple[tuple[str, ...], dict[str, Any]]  # path inside the observation, and the space there
 
 
 class Overflow(Exception):
-    """The episodes have more steps than the buffers hold."""
+    """The episodes have more steps, or are more, than the buffers hold."""
 
 
 class Recording(Protocol):
@@ -47,13 +49,16 @@ class Buffers:
     """Arrays for all steps. Observations come as T + 1 rows of which the last is put aside: the next episode overwrites
     it.
 
-    stored: bytes of the dataset's files, which bound what the metadata may ask for.
+    images: the entries that become streams, of which all T + 1 rows of each of `count` episodes are kept. stored: bytes
+    of the dataset's files, which bound what the metadata may ask for.
     """
 
     def __init__(
         self,
         rows: int,
         leaves: list[Leaf],
+        images: list[Leaf],
+        count: int,
         goals: dict[str, list[Leaf]],
         actions: dict[str, Any],
         memory: Memory,
@@ -65,18 +70,23 @@ class Buffers:
         self.infos, self.memory, self.with_actions = infos, memory, with_actions
         self.info_columns: dict[str, np.ndarray] = {}
         self.info_finals: dict[str, list[np.ndarray]] = {}
-        self.rows, self.name = rows, name
+        self.rows, self.name, self.images = rows, name, images
         self.joined = {"observations": leaves, **goals}  # column -> the entries that it is joined of
         shapes: dict[str, tuple[int, ...]] = {
             k: (sum(width_of(s) for _, s in parts),) for k, parts in self.joined.items()
         }
-        pixels, space = False, leaves[0][1]
+        pixels, space = False, leaves[0][1] if leaves else {}
         if len(leaves) == 1 and not goals and space["type"] == "Box" and len(space["shape"]) > 1:
             shapes["observations"], pixels = tuple(space["shape"]), space["dtype"] == "uint8"
         width = (math.prod(actions["shape"]),) if actions["type"] == "Box" else ()
         numbers = sum(map(math.prod, shapes.values()))
         step = numbers * (1 if pixels else 4) + 4 * math.prod(width) + 6
-        refuse_growth(f"{name}: {rows:,} steps, as its metadata declare,", rows * step, stored)
+        frames = {path: _frame_shape(space, f"{name}: '{'/'.join(path)}'") for path, space in images}
+        size = rows * step + (rows + count) * sum(map(math.prod, frames.values()))
+        refuse_growth(f"{name}: {rows:,} steps, as its metadata declare,", size, stored)
+        self.pixels = {p: memory.empty("/".join(p), (rows + count, *shape), np.uint8) for p, shape in frames.items()}
+        self.digests: dict[tuple[str, ...], list[bytes]] = {path: [] for path in frames}  # of episodes of JPEG images
+        self.count = count if images else rows + 1
         dtype = np.uint8 if pixels else np.float32  # without goals beside pixels
         self.observations = {k: memory.empty(k, (rows + 1, *shape), dtype) for k, shape in shapes.items()}
         self.columns = {
@@ -91,7 +101,7 @@ class Buffers:
     def add(self, episode: Recording) -> None:
         """Read one episode. Raises UserError, and Overflow where there is no room for it."""
         start, stop = self.at, self.at + episode.steps
-        if stop > self.rows:
+        if stop > self.rows or len(self.lengths) == self.count:
             raise Overflow
         looked = episode.steps > 0 and self.samples.looks_at(start)
         for name, column in self.columns.items():
@@ -106,6 +116,9 @@ class Buffers:
             return
         for name, column in self.observations.items():
             self._join(name, column[start : stop + 1], episode, looked)
+        for path, pixels in self.pixels.items():
+            first = start + len(self.lengths)
+            self._add_images(path, pixels[first : first + episode.steps + 1], episode)
         for name, path in self.infos.items():
             self._add_info(name, episode.read("infos", path), episode.steps, episode.where("infos", path))
         self.finals.append(self.observations["observations"][stop].copy())
@@ -156,12 +169,39 @@ class Buffers:
             flat[:, at : at + width] = values.reshape(rows, width)
             at += width
 
+    def _add_images(self, path: tuple[str, ...], out: np.ndarray, episode: Recording) -> None:
+        """One episode's images into `out` [T + 1, H, W, C]."""
+        where, values = episode.where("observations", path), episode.read("observations", path)
+        if _encoded(values, math.prod(out.shape[1:])):
+            self.digests[path].append(digest_of(values))
+            decode(values, out, where)
+        elif values.dtype != np.uint8 or values.shape not in (out.shape, out.shape[:3]):
+            raise UserError(
+                f"{where} holds {values.dtype} values of shape {list(values.shape)}; uint8 {list(out.shape)} are due"
+            )
+        else:
+            out[:] = values.reshape(out.shape)
+
+    def _streams(self) -> dict[str, RawStream]:
+        """The streams of the images of all episodes."""
+        lengths = np.array(self.lengths, np.int64)
+        numbers = np.arange(len(lengths))
+        entries, final = np.arange(self.at) + np.repeat(numbers, lengths), np.cumsum(lengths) + numbers
+        streams = {}
+        for path, pixels in self.pixels.items():
+            # of the pixels where not all episodes are encoded
+            digests = self.digests[path] if len(self.digests[path]) == len(lengths) else []
+            digest = hashlib.sha256(b"".join([decoder().encode(), *digests])).hexdigest() if digests else ""
+            streams["/".join(path)] = RawStream(pixels[: self.at + len(lengths)], entries, final, digest)
+        return streams
+
     def result(self) -> RawData:
         """The columns of all episodes."""
         columns = self.observations | self.columns | self.info_columns
         columns = {k: v[: self.at] for k, v in columns.items()}
         raw = RawData(columns, ends_of(self.lengths), source="minari", notes=self.samples.notes())
-        raw.final_observations = np.stack(self.finals) if self.finals else None
+        raw.final_observations = np.stack(self.finals) if self.finals and self.joined["observations"] else None
+        raw.streams = self._streams()
         raw.final_columns = {k: np.stack(v) for k, v in self.info_finals.items() if len(v) == len(self.lengths)}
         return raw
 
@@ -183,6 +223,11 @@ def _encoded(values: Any, width: int) -> bool:
         or values.dtype.kind == "O"
         or (values.dtype == np.uint8 and values.ndim == 2 and values.size != len(values) * width)
     )
+
+
+def _frame_shape(space: Mapping[str, Any], where: str) -> tuple[int, ...]:
+    """(H, W, C) of an image's space. Raises UserError for what is none."""
+    return frame_shape((1, *space["shape"]), np.dtype(np.uint8), lambda: np.zeros(0), where)
 
 
 def numbered(names: Iterable[str], prefix: str) -> list[str]:
