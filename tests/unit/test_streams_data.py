@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -11,6 +12,9 @@ import pytest
 import torch
 
 from offrl.data.loading.load import load_dataset
+from offrl.data.tools.inspect import inspect_dataset
+from offrl.errors import UserError
+from offrl.settings.compose import compose, parse
 from offrl.settings.dataset import DatasetConfig
 from tests.support.data_files import minari_streams
 
@@ -79,9 +83,85 @@ def test_jpeg_images_are_named_by_their_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", [(3, 6, 8), (6, 4, 9)])
 def test_what_is_no_image_is_refused_where_it_is_asked_for(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    from offrl.errors import UserError
-
     folder, _ = minari_streams(tmp_path, {"front": ("uint8", shape), "state": ("float32", (3,))})
     load_dataset(str(folder))
     with pytest.raises(UserError, match=r"set-v0: 'front': images of shape"):
         load_dataset(DatasetConfig(name=str(folder), observation_keys=["front"]))
+
+
+# ----------------------------------------------------------------------------------------------------------- episodes
+
+
+def images_file(path: Path, lengths: tuple[int, ...] = (4, 6, 5), **extra: np.ndarray) -> np.ndarray:
+    """Episodes of images in a layout of columns; the images [R, 6, 4, 3]."""
+    rng, rows = np.random.default_rng(0), sum(lengths)
+    ends = np.zeros(rows, bool)
+    ends[np.cumsum(lengths) - 1] = True
+    columns = {
+        "observations": rng.integers(0, 255, (rows, 6, 4, 3), dtype=np.uint8),
+        "actions": rng.uniform(-1, 1, (rows, 2)).astype(np.float32),
+        "rewards": np.arange(rows, dtype=np.float32),
+        "terminals": ends,
+    } | extra
+    if path.suffix == ".npz":
+        np.savez(path, **columns)
+    else:
+        with h5py.File(path, "w") as file:
+            for name, column in columns.items():
+                file[name] = column
+    return columns["observations"]
+
+
+@pytest.mark.parametrize("text, rows", [("1:3", range(4, 15)), (":1", range(4)), ("2,0", [*range(4), *range(10, 15)])])
+def test_a_part_of_the_episodes_holds_their_images_alone(tmp_path: Path, text: str, rows: range) -> None:
+    images = images_file(tmp_path / "x.npz")
+    data = load_dataset(DatasetConfig(name=str(tmp_path / "x.npz"), episodes=text, frames=2))
+    assert data.columns["rewards"].tolist() == list(rows) and data.transforms == (f"episodes {text}",)
+    np.testing.assert_array_equal(data.stores["pixels"].values, images[rows])
+    whole = load_dataset(DatasetConfig(name=str(tmp_path / "x.npz"), frames=2))
+    for following in (False, True):
+        part = data.stores["pixels"].frames(torch.arange(len(data)), 2, following)
+        assert torch.equal(part, whole.stores["pixels"].frames(torch.tensor(rows), 2, following))
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("1:4", "x has the episodes 0 to 2, and none is 3"),
+        ("2:2", "none are from 2 up to, without it, 2"),
+        ("0,3", "none is 3"),
+        ("0,0", "names episode 0 twice"),
+        ("-1:", "is written 29:32"),
+        ("a", "is written 29:32"),
+        ("1,", "is written 29:32"),
+        (":", ""),
+    ],
+)
+def test_episodes_that_are_not_there_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    images_file(tmp_path / "x.npz")
+    config = DatasetConfig(name=str(tmp_path / "x.npz"), episodes=text)
+    if not message:
+        assert load_dataset(config).num_episodes == 3
+        return
+    with pytest.raises(UserError, match=f"dataset.episodes={text}.*{message}"):
+        load_dataset(config)
+
+
+def test_episodes_are_those_of_the_named_dataset_alone(tmp_path: Path) -> None:
+    images_file(tmp_path / "x.npz")
+    name = str(tmp_path / "x.npz")
+    data = load_dataset(DatasetConfig(name=name, concatenate=[name], expert=name, expert_episodes=2, episodes="1"))
+    assert data.episode_lengths().tolist() == [6, 4, 6, 5, 4, 6]
+    with pytest.raises(UserError, match="leave it out"):
+        inspect_dataset(DatasetConfig(name=name, episodes="1"))
+
+
+def test_a_command_takes_several_numbers_of_episodes() -> None:
+    assert compose({**parse(["dataset.episodes=3,5,9"]), "algo": "bc"}).dataset.episodes == "3,5,9"
+
+
+def test_a_part_has_a_place_of_its_own_in_the_cache(tmp_path: Path) -> None:
+    images_file(tmp_path / "x.npz")
+    config = DatasetConfig(name=str(tmp_path / "x.npz"), cache_dir=str(tmp_path), cache="always", memory="mmap")
+    sizes = [load_dataset(replace(config, episodes=text)).num_episodes for text in ("", "1", "0:2", "")]
+    assert sizes == [3, 1, 2, 3] and len(list((tmp_path / "mapped").iterdir())) == 3
