@@ -25,6 +25,7 @@ MANIFEST = "manifest.json"
 EPISODES = ("episode_start", "episode_end", "raw_returns", "complete")  # tensors of a dataset, beside its columns
 PARTS = tuple(f"/{part.name}" for part in fields(Store))  # how the names of a store's arrays end
 TEXTS = ("transforms", "notes", "strings", "metas")  # tuples of texts
+LEAST = 4096  # bytes of an array that gets a file of its own while data are read
 BUILDING = "building-"  # begins the name of a folder that is not finished
 # the files of a dataset that is kept; the manifest is the last by name
 OURS = r"(\d+-[\w-]+|column-\d+)\.npy|episodes\.npz|manifest\.json"
@@ -68,7 +69,7 @@ class Memory:
         """An uninitialised array. `name` only serves to recognise the file."""
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         self.used += size
-        if self.used <= self.budget or self.cache is None or size < 4096:
+        if self.used <= self.budget or self.cache is None or size < LEAST:
             return np.empty(shape, dtype)
         try:
             if self.folder is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from offrl.data.dataset import Dataset
 from offrl.data.loading.load import load_dataset
+from offrl.data.memory import arrays_of
 from offrl.data.tools.inspect import inspect_dataset
 from offrl.errors import UserError
 from offrl.settings.compose import compose, parse
@@ -165,3 +168,62 @@ def test_a_part_has_a_place_of_its_own_in_the_cache(tmp_path: Path) -> None:
     config = DatasetConfig(name=str(tmp_path / "x.npz"), cache_dir=str(tmp_path), cache="always", memory="mmap")
     sizes = [load_dataset(replace(config, episodes=text)).num_episodes for text in ("", "1", "0:2", "")]
     assert sizes == [3, 1, 2, 3] and len(list((tmp_path / "mapped").iterdir())) == 3
+
+
+# ------------------------------------------------------------------------------------------------- memory and caches
+
+
+def same(a: Dataset, b: Dataset) -> bool:
+    """Whether two datasets are the same, bit for bit."""
+    arrays, others = arrays_of(a), arrays_of(b)
+    return (
+        (a.spec, a.fingerprint, a.notes) == (b.spec, b.fingerprint, b.notes)
+        and arrays.keys() == others.keys()
+        and all(x.dtype == others[k].dtype and torch.equal(x, others[k]) for k, x in arrays.items())
+    )
+
+
+@pytest.mark.parametrize("kind", ["minari", "npz", "hdf5", "packed", "grey"])
+def test_caches_give_back_the_same_images(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, path = [], tmp_path / ("x.npz" if kind in ("npz", "grey") else "x.hdf5")
+    if kind == "minari":
+        path, _ = minari_streams(tmp_path, ENTRIES)
+        keys = ["top", "state", "front"]
+    elif kind == "packed":
+        images = images_file(path)
+        with h5py.File(path, "a") as file:
+            del file["observations"]
+            file.create_dataset("observations", data=images, chunks=(4, 6, 4, 3), compression="gzip")
+    else:
+        images = images_file(path)
+        if kind == "grey":  # without a dimension for the channels
+            images_file(path, observations=images[..., 0])
+    config = DatasetConfig(name=str(path), observation_keys=keys, cache_dir=str(tmp_path / "cache"))
+    plain = load_dataset(replace(config, cache="never"))
+    kept = load_dataset(replace(config, cache="always"))
+    monkeypatch.setattr("offrl.data.loading.read.read_raw", None)  # all that follows comes from the cache
+    cached = load_dataset(replace(config, cache="always"))
+    monkeypatch.undo()
+    monkeypatch.setattr("offrl.data.memory.LEAST", 1)  # files also for arrays as small as these
+    mapped = load_dataset(replace(config, cache="never", memory="mmap"))
+    again = load_dataset(replace(config, cache="never", memory="mmap"))
+    assert mapped.mapped and again.mapped
+    assert all(same(plain, other) for other in (kept, cached, mapped, again))
+    name = "front" if kind == "minari" else "pixels"
+    assert any((tmp_path / "cache" / "mapped").glob(f"*/*{name}*.npy")) or kind != "minari"
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".hdf5"])
+def test_mapped_images_are_read_block_by_block(tmp_path: Path, suffix: str) -> None:
+    """Of 61 MB of images fewer than 40 MB are in memory at once, beside what lies in files."""
+    lengths = (200,) * 4
+    shape = (800, 160, 160, 3)
+    path = tmp_path / f"x{suffix}"
+    images_file(path, lengths, observations=np.broadcast_to(np.arange(800, dtype=np.uint8)[:, None, None, None], shape))
+    config = DatasetConfig(name=str(path), memory="mmap", cache_dir=str(tmp_path / "cache"), cache="never")
+    load_dataset("builtin")
+    tracemalloc.start()
+    data = load_dataset(config)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert data.stores["pixels"].values.shape == shape and peak < 40e6, peak
