@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +13,21 @@ import numpy as np
 import pytest
 import torch
 
+from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.loading.load import load_dataset
 from offrl.data.memory import arrays_of
 from offrl.data.tools.inspect import inspect_dataset
+from offrl.data.transforms.apply import apply_transforms
+from offrl.data.transforms.demonstrations import append_expert
+from offrl.data.transforms.episodes import concatenate
+from offrl.data.transforms.imagined import append_imagined
+from offrl.data.transforms.reward_labels import label_rewards
 from offrl.errors import UserError
+from offrl.labelling.prompts import check_labelable
+from offrl.relabel.actions import label_actions, split_labelled
+from offrl.relabel.inverse_dynamics import InverseSettings
+from offrl.relabel.preferences import check_pairs
 from offrl.settings.compose import compose, parse
 from offrl.settings.dataset import DatasetConfig
 from tests.support.data_files import minari_streams
@@ -227,3 +238,132 @@ def test_mapped_images_are_read_block_by_block(tmp_path: Path, suffix: str) -> N
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert data.stores["pixels"].values.shape == shape and peak < 40e6, peak
+
+
+# --------------------------------------------------------------------------------------------------------- transforms
+
+
+def arrays(lengths: tuple[int, ...] = (4, 6, 5), vector: bool = True, seed: int = 0, **extra) -> Dataset:
+    """Episodes of an image, and a vector beside it; rewards count the rows."""
+    rng, rows = np.random.default_rng(seed), sum(lengths)
+    observations = {"front": rng.integers(0, 255, (rows, 6, 4, 3), dtype=np.uint8)}
+    if vector:
+        observations["state"] = rng.normal(size=(rows, 3)).astype(np.float32)
+    ends = np.cumsum(lengths) - 1
+    values = {"actions": rng.uniform(-1, 1, (rows, 2)), "rewards": np.arange(rows), "episode_ends": ends}
+    return from_arrays(observations, **(values | extra), action_low=-1, action_high=1, name="images")
+
+
+@pytest.mark.parametrize(
+    "settings, episodes",
+    [
+        ({"top_fraction": 0.4}, [2]),
+        ({"subsample": 0.7, "subsample_seed": 1}, None),
+        ({"split": 0.5, "split_part": "second"}, None),
+        ({"terminated_only": True}, [0, 2]),
+        ({"weighting": "advantage"}, [0, 1, 2]),
+        ({"discount_returns": 0.9, "normalize_rewards": True, "action_margin": 0.1}, [0, 1, 2]),
+        ({"augment": "stitch", "augment_clusters": 3}, [0, 1, 2]),
+    ],
+)
+def test_kept_episodes_keep_their_images(settings: dict, episodes: list[int] | None) -> None:
+    data = arrays(terminations=np.isin(np.arange(15), [3, 14]))
+    kept = apply_transforms([data], DatasetConfig(**settings))
+    rows = torch.cat([data.rows_of(torch.tensor([e])) for e in episodes]) if episodes else None
+    if rows is None:  # found again by their vectors
+        rows = torch.cat(
+            [(data.columns["observations"] == x).all(1).nonzero()[0] for x in kept.columns["observations"]]
+        )
+    for following in (False, True):
+        part = kept.stores["front"].frames(torch.arange(len(kept)), 3, following)
+        assert len(kept) and torch.equal(part, data.stores["front"].frames(rows, 3, following))
+
+
+def test_observations_are_normalised_and_images_are_not() -> None:
+    data = arrays()
+    done = apply_transforms([data], DatasetConfig(normalize_observations=True))
+    assert done.stores == data.stores and done.notes[-1] == "normalize_observations leaves front as recorded"
+    assert abs(float(done.columns["observations"].mean())) < 1e-6
+
+
+def test_appended_data_bring_their_images() -> None:
+    data, other = arrays(), arrays(seed=1)
+    joined = concatenate([data, other])
+    stores = [d.stores["front"].frames(torch.arange(15), 2, True) for d in (data, other)]
+    assert torch.equal(joined.stores["front"].frames(torch.arange(30), 2, True), torch.cat(stores))
+    marked = append_expert(data, other, episodes=2, choice="best")
+    assert torch.equal(
+        marked.stores["front"].frames(torch.arange(15, 20), 2), other.stores["front"].frames(torch.arange(10, 15), 2)
+    )
+    assert torch.equal(append_imagined(data, other).stores["front"].values, joined.stores["front"].values)
+    with pytest.raises(UserError, match=r"streams \['front \[6, 4, 3\]'\] instead"):
+        concatenate([from_arrays(np.zeros((4, 3)), np.zeros((4, 2)), np.zeros(4), episode_ends=[3]), data])
+
+
+def test_a_function_labels_rewards_by_images() -> None:
+    data = arrays()
+    labelled = label_rewards(data, lambda columns: columns["front"].reshape(len(columns["rewards"]), -1).sum(1))
+    assert torch.equal(labelled.columns["rewards"], data.stores["front"].values.float().flatten(1).sum(1))
+
+
+def test_actions_are_labelled_from_vectors_beside_images() -> None:
+    data = arrays((12, 12, 12))
+    settings = InverseSettings(members=1, updates=2, hidden=[4])
+    labelled = label_actions(*split_labelled(data, 0.7), settings, quiet=True)
+    assert len(labelled.stores["front"].values) == 72 and labelled.num_episodes == 3
+
+
+@pytest.mark.parametrize(
+    "function, message",
+    [
+        (lambda data: apply_transforms([data], DatasetConfig(weighting="advantage")), "images has front alone: use re"),
+        (lambda data: apply_transforms([data], DatasetConfig(augment="stitch")), "images has front alone; leave it"),
+        (lambda data: label_actions(data, data), "images: actions can be labelled from .* numbers only; these are fro"),
+        (lambda data: check_labelable(data), "images has images alone"),
+        (lambda data: check_pairs(data, [], [], 1), "images: preferences are learnt from observations of numbers only"),
+    ],
+)
+def test_what_needs_numbers_is_refused_for_images_alone(function: Callable[[Dataset], object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        function(arrays(vector=False))
+
+
+@pytest.mark.parametrize("settings", [{"frames": 2}, {"image_size": [8, 8]}])
+def test_settings_of_images_are_refused_without_any(settings: dict) -> None:
+    with pytest.raises(UserError, match=r"is for images, and .* has none"):
+        apply_transforms([load_dataset("builtin")], DatasetConfig(**settings))
+
+
+# ------------------------------------------------------------------------------------------------------------- arrays
+
+
+def test_arrays_of_a_dict_become_a_vector_and_streams() -> None:
+    data = arrays()
+    assert [s.name for s in data.spec.streams] == ["front"] and data.spec.observation_shape == (3,)
+    assert data.spec.task is not None and data.spec.task.observation_keys == ("front", "state")
+    assert not data.columns["successor_known"][data.episode_end - 1].any()
+    assert data.columns["successor_known"].sum() == 12
+
+
+def test_next_images_give_what_follows_an_episode() -> None:
+    rng = np.random.default_rng(0)
+    now, ends = {"front": rng.integers(0, 255, (10, 6, 4, 3), dtype=np.uint8)}, [4, 9]
+    following = {"front": np.roll(now["front"], -1, 0)}
+    following["front"][ends] = 7
+    values = {"actions": np.zeros((10, 2)), "rewards": np.zeros(10), "episode_ends": ends}
+    data = from_arrays(now, next_observations=following, **values)
+    assert (shown(data, "front")[1] == following["front"]).all() and data.columns["successor_known"].all()
+    following["front"][2] += 1
+    with pytest.raises(UserError, match="the image after row 2 is not the next row's"):
+        from_arrays(now, next_observations=following, **values)
+
+
+def test_rows_of_images_are_put_in_the_order_of_time() -> None:
+    images = np.arange(6, dtype=np.uint8)[:, None, None, None] * np.ones((1, 6, 4, 3), np.uint8)
+    order = np.array([3, 0, 5, 1, 4, 2])
+    ids = np.array([0, 0, 0, 1, 1, 1])
+    values = {"actions": np.zeros((6, 2)), "rewards": np.arange(6)}
+    values = {k: v[order] for k, v in values.items()}
+    data = from_arrays({"front": images[order]}, **values, episode_ids=ids[order], time=np.arange(6)[order])
+    assert data.columns["rewards"].tolist() == [3, 4, 5, 0, 1, 2]  # the episode of the first row is the first
+    assert (shown(data, "front")[0] == images[[3, 4, 5, 0, 1, 2]]).all()

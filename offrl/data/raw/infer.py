@@ -223,12 +223,14 @@ def starts_elsewhere(raw: RawData, last: np.ndarray) -> np.ndarray:
 
     Of terminations all or none: a task may now and then end where another episode begins.
     """
-    observations, successors = raw.columns["observations"], raw.columns["next_observations"]
-    same = (
-        (successors[last] == observations[(last + 1) % raw.rows])
-        .reshape(len(last), int(np.prod(observations.shape[1:])))
-        .all(1)
-    )
+    pairs = [(raw.columns["observations"], raw.columns["next_observations"])]
+    pairs += [(images.values, images.following) for images in raw.images.values() if images.following is not None]
+    same = np.ones(len(last), bool)
+    for observations, successors in pairs:
+        for part in chunks(len(last), rows_at_once(observations)):
+            rows = last[part]
+            equal = successors[rows] == observations[(rows + 1) % raw.rows]
+            same[part] &= equal.reshape(len(rows), int(np.prod(observations.shape[1:]))).all(1)
     ended = raw.columns.get("terminations", np.zeros(raw.rows, bool))[last]
     judged = same[:-1][ended[:-1]]
     return np.asarray(same if len(judged) >= 2 and judged.all() else same & ~ended)
