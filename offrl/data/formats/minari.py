@@ -179,6 +179,7 @@ def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "", with
             "order"
         )
     if unused:
+        raw.left_out = tuple(unused)
         raw.note(
             f"not used: {some(unused)} (images are streams where they are asked for: "
             f"dataset.observation_keys=[{','.join((*keys, *unused))}])"

@@ -127,6 +127,7 @@ class _Reader:
         ranks = {key: len(item.shape or ()) for key, item in items.items()}
         images = [k for k, rank in ranks.items() if rank > 3 or (rank == 3 and items[k].dtype == np.uint8)]
         self.vectors = [k for k in ranks if k not in images and (keys or ranks[k] < 3)]
+        self.left_out = images if self.vectors and not keys else []
         if not keys:
             images = [] if self.vectors else [k for k in images if items[k].dtype == np.uint8] or images
         self.unused = [k for k in items if k not in self.vectors and k not in images]
@@ -242,6 +243,7 @@ class _Reader:
             final = np.cumsum(lengths) + numbers
             raw.final_observations = self.finals if self.vectors else None
         raw.streams = {k.removeprefix("obs/"): RawStream(v, entries, final) for k, v in self.pixels.items()}
+        raw.left_out = tuple(self.left_out)
         if self.unused:
             raw.note(f"not used: {some(self.unused)} (dataset.observation_keys names the observations that are)")
         return raw

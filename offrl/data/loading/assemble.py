@@ -136,6 +136,15 @@ def fingerprint(raw: RawData, ends: np.ndarray) -> str:
     return digest.hexdigest()
 
 
+def identity(raw: RawData, ends: np.ndarray, memory: Memory = IN_MEMORY) -> str:
+    """The fingerprint of the dataset that `assemble` makes of these columns."""
+    stop = bounds_of(ends)[1]
+    known = known_successors(raw, stop - 1, raw.columns.get("terminations", np.zeros(raw.rows, bool)))[stop - 1]
+    plain = without_pixels(raw)
+    images = {k: i.stream(known, stop, memory, k, raw.where) for k, i in plain.images.items()}
+    return with_streams(fingerprint(plain, ends), replace(plain, streams=plain.streams | images))
+
+
 def with_streams(digest: str, raw: RawData) -> str:
     """The fingerprint of columns and streams; that of the columns where there are no streams."""
     if not raw.streams:
