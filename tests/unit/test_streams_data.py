@@ -17,7 +17,9 @@ from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.loading.load import load_dataset
 from offrl.data.memory import arrays_of
+from offrl.data.tools.convert import convert, merge, subset
 from offrl.data.tools.inspect import inspect_dataset
+from offrl.data.tools.subset import Choice
 from offrl.data.transforms.apply import apply_transforms
 from offrl.data.transforms.demonstrations import append_expert
 from offrl.data.transforms.episodes import concatenate
@@ -30,7 +32,8 @@ from offrl.relabel.inverse_dynamics import InverseSettings
 from offrl.relabel.preferences import check_pairs
 from offrl.settings.compose import compose, parse
 from offrl.settings.dataset import DatasetConfig
-from tests.support.data_files import minari_streams
+from tests.support.data_files import minari, minari_streams
+from tests.support.vd4rl import write_npz
 
 ENTRIES = {"front": ("uint8", (6, 4, 3)), "state": ("float32", (3,)), "top": ("uint8", (5, 4))}
 
@@ -367,3 +370,92 @@ def test_rows_of_images_are_put_in_the_order_of_time() -> None:
     data = from_arrays({"front": images[order]}, **values, episode_ids=ids[order], time=np.arange(6)[order])
     assert data.columns["rewards"].tolist() == [3, 4, 5, 0, 1, 2]  # the episode of the first row is the first
     assert (shown(data, "front")[0] == images[[3, 4, 5, 0, 1, 2]]).all()
+
+
+# ------------------------------------------------------------------------------------------------------ tools of data
+
+
+def test_streams_are_described_once(tmp_path: Path) -> None:
+    folder, recorded = minari_streams(tmp_path, ENTRIES)
+    with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
+        file["episode_0/observations/front"][3] = recorded[0]["front"][2]
+    report = inspect_dataset(DatasetConfig(name=str(folder), observation_keys=["state", "front", "top"]))
+    text = str(report)
+    assert "front: 14 images of 6x4x3, of which 10.0% repeat the one before" in text  # of 4 + 6 pairs
+    assert "top: 14 images of 5x4x1, of which 0.0% repeat the one before" in text and report.duplicates == 0
+    assert {c.name for c in report.columns} >= {"observations", "actions"}
+    assert "of which" not in str(inspect_dataset(str(folder)))
+
+
+def test_rows_are_duplicates_where_their_images_are(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 255, (15, 6, 4, 3), dtype=np.uint8)
+    images[[7, 9]] = images[2]
+    actions, rewards = np.zeros((15, 2), np.float32), np.zeros(15, np.float32)
+    images_file(tmp_path / "x.npz", observations=images, actions=actions, rewards=rewards)
+    report = inspect_dataset(str(tmp_path / "x.npz"))
+    assert (report.duplicates, report.first_duplicate) == (2, (7, 2))
+    assert "pixels" in str(report) and "observations" not in {c.name for c in report.columns}
+
+
+def test_images_in_another_order_are_faults(tmp_path: Path) -> None:
+    images_file(tmp_path / "x.npz", observations=np.zeros((15, 3, 6, 8), np.uint8))
+    (fault,) = inspect_dataset(str(tmp_path / "x.npz")).corrupting
+    assert "channels first" in str(fault) and "moveaxis" in str(fault)
+
+
+@pytest.mark.parametrize("out", ["out.hdf5", "out"])
+@pytest.mark.parametrize("kind", ["npz", "vd4rl", "minari"])
+def test_images_alone_are_written_and_read_back(tmp_path: Path, kind: str, out: str) -> None:
+    name = str(tmp_path / "x.npz")
+    images_file(tmp_path / "x.npz")
+    if kind == "vd4rl":
+        name = str(write_npz(tmp_path / "vd4rl"))
+    elif kind == "minari":
+        name = str(minari(tmp_path, (8, 8, 3), "uint8"))
+    data = load_dataset(name)
+    written = convert(DatasetConfig(name=name), str(tmp_path / out))
+    back = load_dataset(str(written.path))
+    assert written.fingerprint == back.fingerprint == data.fingerprint
+    assert all(np.array_equal(a, b) for a, b in zip(shown(data, "pixels"), shown(back, "pixels"), strict=True))
+    assert torch.equal(data.columns["successor_known"], back.columns["successor_known"])
+
+
+def test_parts_and_several_data_of_images_are_written(tmp_path: Path) -> None:
+    images = images_file(tmp_path / "x.npz")
+    config = DatasetConfig(name=str(tmp_path / "x.npz"))
+    subset(config, str(tmp_path / "part.hdf5"), Choice(episodes="1:3"))
+    part = load_dataset(str(tmp_path / "part.hdf5"))
+    np.testing.assert_array_equal(shown(part, "pixels")[0], images[4:])
+    merge([config, replace(config, name=str(tmp_path / "part.hdf5"))], str(tmp_path / "both.hdf5"))
+    both = load_dataset(str(tmp_path / "both.hdf5"))
+    np.testing.assert_array_equal(shown(both, "pixels")[0], np.concatenate([images, images[4:]]))
+
+
+@pytest.mark.parametrize(
+    "keys, message",
+    [
+        ([], r"the images front, top would be missing .*dataset.observation_keys"),
+        (["state", "front"], r"no layout that offrl writes holds front: .*dataset.episodes.*dataset.concatenate"),
+        (["front"], "no layout that offrl writes holds front"),
+    ],
+)
+def test_no_file_is_written_without_its_images(tmp_path: Path, keys: list[str], message: str) -> None:
+    folder, _ = minari_streams(tmp_path, ENTRIES)
+    config = DatasetConfig(name=str(folder), observation_keys=keys)
+    for write in (
+        lambda: convert(config, str(tmp_path / "x.hdf5")),
+        lambda: subset(config, str(tmp_path / "x.hdf5"), Choice(episodes="0:1")),
+        lambda: merge([config, config], str(tmp_path / "x.hdf5")),
+    ):
+        with pytest.raises(UserError, match=message):
+            write()
+    assert not (tmp_path / "x.hdf5").exists()
+    convert(replace(config, observation_keys=["state"]), str(tmp_path / "x.hdf5"))
+
+
+def test_settings_of_loading_are_refused_where_data_are_written(tmp_path: Path) -> None:
+    images_file(tmp_path / "x.npz")
+    for settings in ({"frames": 2}, {"image_size": [3, 3]}, {"episodes": "0:1"}):
+        with pytest.raises(UserError, match=f"dataset.{next(iter(settings))} is for loading data"):
+            convert(DatasetConfig(name=str(tmp_path / "x.npz"), **settings), str(tmp_path / "x.hdf5"))
