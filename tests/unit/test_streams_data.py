@@ -459,3 +459,63 @@ def test_settings_of_loading_are_refused_where_data_are_written(tmp_path: Path) 
     for settings in ({"frames": 2}, {"image_size": [3, 3]}, {"episodes": "0:1"}):
         with pytest.raises(UserError, match=f"dataset.{next(iter(settings))} is for loading data"):
             convert(DatasetConfig(name=str(tmp_path / "x.npz"), **settings), str(tmp_path / "x.hdf5"))
+
+
+# ------------------------------------------------------------------------------------------------------- other layouts
+
+
+def test_visual_data_of_ogbench_are_images(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 255, (12, 64, 64, 3), dtype=np.uint8)
+    ends = np.arange(12) % 6 == 5
+    path = tmp_path / "visual-cube-single-play-v0.npz"
+    np.savez(path, observations=images, actions=rng.uniform(-1, 1, (12, 5)).astype(np.float32), terminals=ends)
+    data = load_dataset(str(path))
+    assert data.spec.source == "ogbench" and data.spec.streams[0].shape == (64, 64, 3)
+    now, following = shown(data, "pixels")
+    np.testing.assert_array_equal(now, images)
+    np.testing.assert_array_equal(following[~ends], images[1:][~ends[:-1]])
+    assert data.columns["successor_known"].tolist() == (~ends).tolist()  # and the last state has no successor
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".hdf5", ".parquet"])
+@pytest.mark.parametrize("finals", [False, True])
+def test_columns_of_images_are_streams(tmp_path: Path, suffix: str, finals: bool) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 255, (9, 6, 4, 3), dtype=np.uint8)
+    following = np.roll(images, -1, 0)
+    following[[4, 8]] = 7
+    columns = {
+        "obs": images,
+        "action": rng.uniform(-1, 1, (9, 2)),
+        "reward": np.zeros(9),
+        "done": np.isin(range(9), [4, 8]),
+    }
+    columns |= {"next_obs": following} if finals else {}
+    path = tmp_path / f"x{suffix}"
+    if suffix == ".npz":
+        np.savez(path, **columns)
+    elif suffix == ".hdf5":
+        with h5py.File(path, "w") as file:
+            for name, column in columns.items():
+                file[name] = column
+    else:
+        pa = pytest.importorskip("pyarrow")
+        pq = pytest.importorskip("pyarrow.parquet")
+        types = {n: pa.list_(pa.list_(pa.list_(pa.uint8()))) for n in ("obs", "next_obs")}
+        pq.write_table(pa.table({n: pa.array(c.tolist(), types.get(n)) for n, c in columns.items()}), path)
+    data = load_dataset(str(path))
+    now, after = shown(data, "pixels")
+    np.testing.assert_array_equal(now, images)
+    np.testing.assert_array_equal(after[:4], images[1:5])
+    assert (after[[4, 8]] == (7 if finals else images[[4, 8]])).all()
+    assert data.columns["successor_known"].all() == finals
+
+
+def test_episodes_of_texts(tmp_path: Path) -> None:
+    turns = [[{"observation": f"{e}{t}", "action": "a", "reward": 0.0} for t in range(2)] for e in range(3)]
+    (tmp_path / "x.jsonl").write_text("\n".join(json.dumps({"turns": t}) for t in turns))
+    whole = load_dataset(str(tmp_path / "x.jsonl"))
+    part = load_dataset(DatasetConfig(name=str(tmp_path / "x.jsonl"), episodes="1:"))
+    texts = [whole.strings[i] for i in whole.columns["observations"][2:]]
+    assert [part.strings[i] for i in part.columns["observations"]] == texts and part.num_episodes == 2
