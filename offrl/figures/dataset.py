@@ -12,7 +12,6 @@ from offrl.data.tools.inspect import Report
 from offrl.figures.style import COLOURS, GREY, INK, colour_bar, count_ticks, new_figure, new_grid, plain_axes
 
 BINS = 40
-FRAMES = 16  # of a contact sheet
 MOST_POINTS = 2000  # of a scatter plot
 MOST_ACTIONS = 32  # dimensions drawn
 MOST_DIMENSIONS = 80  # of the observations drawn
@@ -174,19 +173,6 @@ def observations(values: np.ndarray) -> tuple[Any, str]:
     more = f" The first {width} of {values.shape[1]} dimensions." if width < values.shape[1] else ""
     text = "Grey: lowest to highest; blue: 1% to 99% of the rows; dot: median; diamond: a dimension that never changes."
     return figure, text + scale + more
-
-
-def frames(values: np.ndarray, entries: np.ndarray) -> tuple[Any, str]:
-    """A contact sheet of images [F, H, W(, C)], of which rows show `entries` [R], evenly apart."""
-    rows = np.unique(np.linspace(0, len(entries) - 1, FRAMES).astype(int))
-    figure, grid = _grid(len(rows), 4, 2.25)
-    for axes, row in zip(grid, rows.tolist(), strict=False):
-        image = np.asarray(values[entries[row]])
-        image = image[..., 0] if image.ndim == 3 and image.shape[-1] not in (3, 4) else image
-        axes.imshow(image, cmap="gray", vmin=0, vmax=255)
-        axes.set_axis_off()
-        axes.set_title(f"row {row:,}", loc="left", fontsize=8, color=INK)
-    return figure, f"{len(rows)} of the {len(entries):,} rows' images, evenly apart."
 
 
 def coverage(values: np.ndarray, returns: np.ndarray | None, unit: str) -> tuple[Any, str]:

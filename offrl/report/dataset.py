@@ -18,6 +18,7 @@ from offrl.data.tools.streams import shown_by
 from offrl.data.transforms.columns import is_published, scales
 from offrl.errors import UserError
 from offrl.figures import dataset as draw
+from offrl.figures.frames import contact_sheets
 from offrl.figures.style import own_settings
 from offrl.report.page import Cell, Page
 from offrl.settings.dataset import DatasetConfig
@@ -86,11 +87,9 @@ def write_page(raw: RawData, findings: Report, out: Path) -> Path:
             for figure, name, caption in draw.episodes(findings):
                 _add(page, figure, out / f"{name}.png", caption)
     _columns(page, raw, findings, sample, out)
-    for name, (values, entries) in shown.items():
-        if values.ndim >= 3 and len(entries):
-            page.heading(f"Images: {name}")
-            figure, caption = draw.frames(values, entries)
-            _add(page, figure, out / f"images-{file_name(name)}.png", caption)
+    for name, figure, caption in contact_sheets(shown):
+        page.heading(f"Images: {name}")
+        _add(page, figure, out / f"images-{file_name(name)}.png", caption)
     page.heading("Columns")
     page.table(
         ["column", "type", "shape", "lowest", "highest", "mean", "std"],

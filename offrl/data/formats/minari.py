@@ -15,6 +15,7 @@ import numpy as np
 from offrl.data.containers.guard import FREE, reading
 from offrl.data.containers.plain_files import refuse_link
 from offrl.data.formats.minari_episodes import Buffers, Leaf, Overflow, episodes
+from offrl.data.formats.minari_images import is_image
 from offrl.data.formats.minari_spaces import Metadata, load_metadata, width_of
 from offrl.data.formats.provenance import INFOS, Record, extra_columns, fits, read_record, restore
 from offrl.data.memory import Memory, next_rows
@@ -136,7 +137,7 @@ def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "", with
     meta, actions, observations, kind = metadata.values, metadata.actions, metadata.observations, metadata.format
     name = name or str(meta.get("dataset_id", folder.parent.name))
     leaves, goals, keys = _observation_leaves(observations, config, name)
-    images, unused = [leaf for leaf in leaves if leaf[0] and _is_image(leaf[1])], list[str]()
+    images, unused = [leaf for leaf in leaves if leaf[0] and is_image(leaf[1])], list[str]()
     if images:
         leaves = [leaf for leaf in leaves if leaf not in images]
     if images and leaves and not config.observation_keys:
@@ -280,12 +281,8 @@ def _observation_leaves(
     keys = tuple(config.observation_keys) or tuple(sorted(subspaces))
     kinds = [k for k in ("achieved_goal", "desired_goal") if k in subspaces and subspaces[k]["type"] in ("Box", "Dict")]
     goals = {k + "s": _leaves(space, (k,), name) for k in kinds}
-    goals = {k: leaves for k, leaves in goals.items() if not any(_is_image(leaf) for _, leaf in leaves)}
+    goals = {k: leaves for k, leaves in goals.items() if not any(is_image(leaf) for _, leaf in leaves)}
     return _leaves(space, keys, name), goals, keys
-
-
-def _is_image(space: dict[str, Any]) -> bool:
-    return space["type"] == "Box" and space.get("dtype") == "uint8" and len(space["shape"]) in (2, 3)
 
 
 def _leaves(space: dict[str, Any], keys: tuple[str, ...], name: str) -> list[Leaf]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,13 +11,13 @@ import numpy as np
 
 from offrl.data.containers.guard import reading, refuse_growth
 from offrl.data.containers.hdf5 import open_hdf5, refuse_absent
-from offrl.data.containers.images import decode, decoder, digest_of, frame_shape
+from offrl.data.containers.images import decode
 from offrl.data.containers.parquet import arrow_values, read_table
 from offrl.data.containers.stored import Stored
+from offrl.data.formats.minari_images import Images, encoded, image_shape
 from offrl.data.formats.minari_spaces import one_hot, width_of
 from offrl.data.memory import Memory
 from offrl.data.raw import FLAGS, RawData, canonical, ends_of
-from offrl.data.raw.streams import RawStream
 from offrl.errors import UserError
 
 Leaf = tuple[tuple[str, ...], dict[str, Any]]  # path inside the observation, and the space there
@@ -70,7 +69,7 @@ class Buffers:
         self.infos, self.memory, self.with_actions = infos, memory, with_actions
         self.info_columns: dict[str, np.ndarray] = {}
         self.info_finals: dict[str, list[np.ndarray]] = {}
-        self.rows, self.name, self.images = rows, name, images
+        self.rows, self.name = rows, name
         self.joined = {"observations": leaves, **goals}  # column -> the entries that it is joined of
         shapes: dict[str, tuple[int, ...]] = {
             k: (sum(width_of(s) for _, s in parts),) for k, parts in self.joined.items()
@@ -81,11 +80,10 @@ class Buffers:
         width = (math.prod(actions["shape"]),) if actions["type"] == "Box" else ()
         numbers = sum(map(math.prod, shapes.values()))
         step = numbers * (1 if pixels else 4) + 4 * math.prod(width) + 6
-        frames = {path: _frame_shape(space, f"{name}: '{'/'.join(path)}'") for path, space in images}
+        frames = {path: image_shape(space, f"{name}: '{'/'.join(path)}'") for path, space in images}
         size = rows * step + (rows + count) * sum(map(math.prod, frames.values()))
         refuse_growth(f"{name}: {rows:,} steps, as its metadata declare,", size, stored)
-        self.pixels = {p: memory.empty("/".join(p), (rows + count, *shape), np.uint8) for p, shape in frames.items()}
-        self.digests: dict[tuple[str, ...], list[bytes]] = {path: [] for path in frames}  # of episodes of JPEG images
+        self.images = {path: Images(memory.empty(path[-1], (rows + count, *s), np.uint8)) for path, s in frames.items()}
         self.count = count if images else rows + 1
         dtype = np.uint8 if pixels else np.float32  # without goals beside pixels
         self.observations = {k: memory.empty(k, (rows + 1, *shape), dtype) for k, shape in shapes.items()}
@@ -116,9 +114,8 @@ class Buffers:
             return
         for name, column in self.observations.items():
             self._join(name, column[start : stop + 1], episode, looked)
-        for path, pixels in self.pixels.items():
-            first = start + len(self.lengths)
-            self._add_images(path, pixels[first : first + episode.steps + 1], episode)
+        for path, images in self.images.items():
+            images.add(episode.read("observations", path), episode.steps + 1, episode.where("observations", path))
         for name, path in self.infos.items():
             self._add_info(name, episode.read("infos", path), episode.steps, episode.where("infos", path))
         self.finals.append(self.observations["observations"][stop].copy())
@@ -149,7 +146,7 @@ class Buffers:
         for path, space in self.joined[name]:
             where, width = episode.where("observations", path), width_of(space)
             values = episode.read("observations", path)
-            if space["type"] == "Box" and space.get("dtype") == "uint8" and _encoded(values, width):
+            if space["type"] == "Box" and space.get("dtype") == "uint8" and encoded(values, width):
                 frames, values = values, np.empty((rows, *space["shape"]), np.uint8)
                 decode(frames, values, where)
             elif not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf":
@@ -169,39 +166,13 @@ class Buffers:
             flat[:, at : at + width] = values.reshape(rows, width)
             at += width
 
-    def _add_images(self, path: tuple[str, ...], out: np.ndarray, episode: Recording) -> None:
-        """One episode's images into `out` [T + 1, H, W, C]."""
-        where, values = episode.where("observations", path), episode.read("observations", path)
-        if _encoded(values, math.prod(out.shape[1:])):
-            self.digests[path].append(digest_of(values))
-            decode(values, out, where)
-        elif values.dtype != np.uint8 or values.shape not in (out.shape, out.shape[:3]):
-            raise UserError(
-                f"{where} holds {values.dtype} values of shape {list(values.shape)}; uint8 {list(out.shape)} are due"
-            )
-        else:
-            out[:] = values.reshape(out.shape)
-
-    def _streams(self) -> dict[str, RawStream]:
-        """The streams of the images of all episodes."""
-        lengths = np.array(self.lengths, np.int64)
-        numbers = np.arange(len(lengths))
-        entries, final = np.arange(self.at) + np.repeat(numbers, lengths), np.cumsum(lengths) + numbers
-        streams = {}
-        for path, pixels in self.pixels.items():
-            # of the pixels where not all episodes are encoded
-            digests = self.digests[path] if len(self.digests[path]) == len(lengths) else []
-            digest = hashlib.sha256(b"".join([decoder().encode(), *digests])).hexdigest() if digests else ""
-            streams["/".join(path)] = RawStream(pixels[: self.at + len(lengths)], entries, final, digest)
-        return streams
-
     def result(self) -> RawData:
         """The columns of all episodes."""
         columns = self.observations | self.columns | self.info_columns
         columns = {k: v[: self.at] for k, v in columns.items()}
         raw = RawData(columns, ends_of(self.lengths), source="minari", notes=self.samples.notes())
         raw.final_observations = np.stack(self.finals) if self.finals and self.joined["observations"] else None
-        raw.streams = self._streams()
+        raw.streams = {"/".join(path): images.stream(self.lengths) for path, images in self.images.items()}
         raw.final_columns = {k: np.stack(v) for k, v in self.info_finals.items() if len(v) == len(self.lengths)}
         return raw
 
@@ -214,20 +185,6 @@ def fill(values: np.ndarray, out: np.ndarray, where: str) -> None:
     if out.dtype.kind == "i" and values.dtype.kind == "f":
         raise UserError(f"{where} holds {values.dtype} values, where whole numbers are due")
     out[:] = (canonical(FLAGS[0], values, where) if out.dtype == bool else values).reshape(out.shape)
-
-
-def _encoded(values: Any, width: int) -> bool:
-    """True for what holds an encoded image for each row, and not its `width` numbers."""
-    return (
-        isinstance(values, list)
-        or values.dtype.kind == "O"
-        or (values.dtype == np.uint8 and values.ndim == 2 and values.size != len(values) * width)
-    )
-
-
-def _frame_shape(space: Mapping[str, Any], where: str) -> tuple[int, ...]:
-    """(H, W, C) of an image's space. Raises UserError for what is none."""
-    return frame_shape((1, *space["shape"]), np.dtype(np.uint8), lambda: np.zeros(0), where)
 
 
 def numbered(names: Iterable[str], prefix: str) -> list[str]:

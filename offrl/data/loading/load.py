@@ -62,8 +62,8 @@ def load_dataset(config: DatasetConfig | str | Dataset | Any, device: str = "cpu
         return open_mapped(target)
     memory = Memory(budget, target.parent)
     try:
-        whole = replace(config, episodes="")
-        parts = [load_one(s, whole if i else config, memory) for i, s in enumerate(sources[: len(names)])]
+        configs = [config, *[replace(config, episodes="")] * len(config.concatenate)]
+        parts = [load_one(s, c, memory) for s, c in zip(sources, configs, strict=False)]
         dataset = apply_transforms(parts, config, memory, files, device, quiet)
         if config.memory == "mmap" or memory.folder is not None or dataset.nbytes > budget:
             memory.write(dataset, target, code_id())
