@@ -10,12 +10,13 @@ import numpy as np
 
 from offrl.data.tools.streams import Shown
 from offrl.figures.style import INK, new_grid
+from offrl.system.files import file_name
 
 FRAMES, COLUMNS = 16, 4  # of a contact sheet
 
 
-def contact_sheets(shown: Shown) -> Iterator[tuple[str, Any, str]]:
-    """For each stream of images its name, a figure with those of FRAMES rows, evenly apart, and the caption."""
+def contact_sheets(shown: Shown) -> Iterator[tuple[Any, str, str]]:
+    """(figure, file name, caption) of each stream of images: those of FRAMES rows, evenly apart."""
     for name, (values, entries) in shown.items():
         if values.ndim < 3 or not len(entries):
             continue
@@ -29,4 +30,5 @@ def contact_sheets(shown: Shown) -> Iterator[tuple[str, Any, str]]:
             image = image[..., 0] if image.ndim == 3 and image.shape[-1] not in (3, 4) else image
             axes.imshow(image, cmap="gray", vmin=0, vmax=255)
             axes.set_title(f"row {row:,}", loc="left", fontsize=8, color=INK)
-        yield name, figure, f"What {len(rows)} of the {len(entries):,} rows show, evenly apart."
+        caption = f"{name}: what {len(rows)} of the {len(entries):,} rows show, evenly apart."
+        yield figure, f"images-{file_name(name)}", caption

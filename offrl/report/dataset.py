@@ -22,7 +22,6 @@ from offrl.figures.frames import contact_sheets
 from offrl.figures.style import own_settings
 from offrl.report.page import Cell, Page
 from offrl.settings.dataset import DatasetConfig
-from offrl.system.files import file_name
 
 SAMPLE = 50_000  # rows that the pictures of actions, rewards and observations are drawn from
 SAMPLE_BYTES = 200_000_000  # of one column; fewer rows of large images
@@ -87,9 +86,8 @@ def write_page(raw: RawData, findings: Report, out: Path) -> Path:
             for figure, name, caption in draw.episodes(findings):
                 _add(page, figure, out / f"{name}.png", caption)
     _columns(page, raw, findings, sample, out)
-    for name, figure, caption in contact_sheets(shown):
-        page.heading(f"Images: {name}")
-        _add(page, figure, out / f"images-{file_name(name)}.png", caption)
+    for figure, name, caption in contact_sheets(shown):
+        _add(page, figure, out / f"{name}.png", caption)
     page.heading("Columns")
     page.table(
         ["column", "type", "shape", "lowest", "highest", "mean", "std"],
@@ -225,7 +223,7 @@ def _facts(page: Page, raw: RawData, findings: Report) -> None:
             rows.append([f"normalised ({findings.reference})", draw.spread(findings.scores)])
         rows.append(["episode length", draw.spread(findings.lengths)])
     observations = raw.columns.get("observations")
-    if observations is not None and observations.shape[1:] != (0,):
+    if observations is not None and observations.size:
         rows.append(["observations", f"{' x '.join(map(str, observations.shape[1:])) or '1'} {observations.dtype}"])
     rows += [["stream", str(stream)] for stream in findings.streams]
     rows += [

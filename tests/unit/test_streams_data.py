@@ -513,9 +513,9 @@ def test_columns_of_images_are_streams(tmp_path: Path, suffix: str, finals: bool
 
 
 def test_episodes_of_texts(tmp_path: Path) -> None:
-    turns = [[{"observation": f"{e}{t}", "action": "a", "reward": 0.0} for t in range(2)] for e in range(3)]
+    turns = [[{"obs": f"{e}{t}", "action": "a", "reward": 0.0} for t in range(2)] for e in range(3)]
     (tmp_path / "x.jsonl").write_text(
-        "\n".join(json.dumps({"turns": t, "terminated": True, "truncated": False}) for t in turns)
+        "\n".join(json.dumps({"turns": t, "terminated": True, "truncated": False, "final_obs": None}) for t in turns)
     )
     whole = load_dataset(str(tmp_path / "x.jsonl"))
     part = load_dataset(DatasetConfig(name=str(tmp_path / "x.jsonl"), episodes="1:"))

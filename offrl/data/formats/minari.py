@@ -15,7 +15,7 @@ import numpy as np
 from offrl.data.containers.guard import FREE, reading
 from offrl.data.containers.plain_files import refuse_link
 from offrl.data.formats.minari_episodes import Buffers, Leaf, Overflow, episodes
-from offrl.data.formats.minari_images import is_image
+from offrl.data.formats.minari_images import Images, is_image
 from offrl.data.formats.minari_spaces import Metadata, load_metadata, width_of
 from offrl.data.formats.provenance import INFOS, Record, extra_columns, fits, read_record, restore
 from offrl.data.memory import Memory, next_rows
@@ -137,13 +137,13 @@ def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "", with
     meta, actions, observations, kind = metadata.values, metadata.actions, metadata.observations, metadata.format
     name = name or str(meta.get("dataset_id", folder.parent.name))
     leaves, goals, keys = _observation_leaves(observations, config, name)
-    images, unused = [leaf for leaf in leaves if leaf[0] and is_image(leaf[1])], list[str]()
-    if images:
-        leaves = [leaf for leaf in leaves if leaf not in images]
-    if images and leaves and not config.observation_keys:
-        keys, unused = tuple("/".join(path) for path, _ in leaves), ["/".join(path) for path, _ in images]
-        images = []
-    if not sum(width_of(space) for _, space in leaves + images):
+    pictures, unused = [leaf for leaf in leaves if leaf[0] and is_image(leaf[1])], list[str]()
+    leaves = [leaf for leaf in leaves if leaf not in pictures]
+    if pictures and leaves and not config.observation_keys:
+        keys, unused = tuple("/".join(path) for path, _ in leaves), ["/".join(path) for path, _ in pictures]
+        pictures = []
+    images = {path: Images(space, f"{name}: '{'/'.join(path)}'") for path, space in pictures}
+    if not images and not sum(width_of(space) for _, space in leaves):
         raise UserError(f"{name}: the observations hold no numbers; choose others with dataset.observation_keys=[...]")
     discrete, start = actions["type"] == "Discrete", int(actions.get("start", 0))
     if actions["type"] not in ("Box", "Discrete"):
@@ -180,7 +180,7 @@ def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "", with
             "order"
         )
     if unused:
-        raw.left_out = tuple(unused)
+        raw.left_out = unused
         raw.note(
             f"not used: {some(unused)} (images are streams where they are asked for: "
             f"dataset.observation_keys=[{','.join((*keys, *unused))}])"

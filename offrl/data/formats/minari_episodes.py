@@ -11,11 +11,10 @@ import numpy as np
 
 from offrl.data.containers.guard import reading, refuse_growth
 from offrl.data.containers.hdf5 import open_hdf5, refuse_absent
-from offrl.data.containers.images import decode
 from offrl.data.containers.parquet import arrow_values, read_table
 from offrl.data.containers.stored import Stored
-from offrl.data.formats.minari_images import Images, encoded, image_shape
-from offrl.data.formats.minari_spaces import one_hot, width_of
+from offrl.data.formats.minari_images import Images, decoded
+from offrl.data.formats.minari_spaces import fill, one_hot, width_of
 from offrl.data.memory import Memory
 from offrl.data.raw import FLAGS, RawData, canonical, ends_of
 from offrl.errors import UserError
@@ -56,7 +55,7 @@ class Buffers:
         self,
         rows: int,
         leaves: list[Leaf],
-        images: list[Leaf],
+        images: dict[tuple[str, ...], Images],
         count: int,
         goals: dict[str, list[Leaf]],
         actions: dict[str, Any],
@@ -69,7 +68,7 @@ class Buffers:
         self.infos, self.memory, self.with_actions = infos, memory, with_actions
         self.info_columns: dict[str, np.ndarray] = {}
         self.info_finals: dict[str, list[np.ndarray]] = {}
-        self.rows, self.name = rows, name
+        self.rows, self.name, self.images = rows, name, images
         self.joined = {"observations": leaves, **goals}  # column -> the entries that it is joined of
         shapes: dict[str, tuple[int, ...]] = {
             k: (sum(width_of(s) for _, s in parts),) for k, parts in self.joined.items()
@@ -80,10 +79,10 @@ class Buffers:
         width = (math.prod(actions["shape"]),) if actions["type"] == "Box" else ()
         numbers = sum(map(math.prod, shapes.values()))
         step = numbers * (1 if pixels else 4) + 4 * math.prod(width) + 6
-        frames = {path: image_shape(space, f"{name}: '{'/'.join(path)}'") for path, space in images}
-        size = rows * step + (rows + count) * sum(map(math.prod, frames.values()))
+        size = rows * step + (rows + count) * sum(math.prod(i.shape) for i in images.values())
         refuse_growth(f"{name}: {rows:,} steps, as its metadata declare,", size, stored)
-        self.images = {path: Images(memory.empty(path[-1], (rows + count, *s), np.uint8)) for path, s in frames.items()}
+        for path, pictures in images.items():
+            pictures.begin(rows + count, memory, path[-1])
         self.count = count if images else rows + 1
         dtype = np.uint8 if pixels else np.float32  # without goals beside pixels
         self.observations = {k: memory.empty(k, (rows + 1, *shape), dtype) for k, shape in shapes.items()}
@@ -146,10 +145,9 @@ class Buffers:
         for path, space in self.joined[name]:
             where, width = episode.where("observations", path), width_of(space)
             values = episode.read("observations", path)
-            if space["type"] == "Box" and space.get("dtype") == "uint8" and encoded(values, width):
-                frames, values = values, np.empty((rows, *space["shape"]), np.uint8)
-                decode(frames, values, where)
-            elif not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf":
+            if space["type"] == "Box" and space.get("dtype") == "uint8":
+                values = decoded(values, (rows, *space["shape"]), where)
+            if not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf":
                 raise UserError(f"{where} holds {getattr(values, 'dtype', 'bytes')} values, not numbers")
             if looked and space["type"] == "Box":
                 self.samples.keep(f"{name}, entry {'/'.join(path)}" if path else name, values)
@@ -175,16 +173,6 @@ class Buffers:
         raw.streams = {"/".join(path): images.stream(self.lengths) for path, images in self.images.items()}
         raw.final_columns = {k: np.stack(v) for k, v in self.info_finals.items() if len(v) == len(self.lengths)}
         return raw
-
-
-def fill(values: np.ndarray, out: np.ndarray, where: str) -> None:
-    """Write the numbers of an episode into `out`, a part of a column. Raises UserError for other shapes, numbers with
-    fractions where whole ones are due, and what is no flag."""
-    if values.shape[:1] != out.shape[:1] or values.size != out.size or (out.ndim == 1 and values.ndim > 2):
-        raise UserError(f"{where} has shape {list(values.shape)}, expected {list(out.shape)}")
-    if out.dtype.kind == "i" and values.dtype.kind == "f":
-        raise UserError(f"{where} holds {values.dtype} values, where whole numbers are due")
-    out[:] = (canonical(FLAGS[0], values, where) if out.dtype == bool else values).reshape(out.shape)
 
 
 def numbered(names: Iterable[str], prefix: str) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from offrl.data.containers.images import decode, decoder, digest_of, frame_shape
+from offrl.data.memory import Memory
 from offrl.data.raw.streams import RawStream
 from offrl.errors import UserError
 
@@ -19,9 +20,12 @@ def is_image(space: Mapping[str, Any]) -> bool:
     return space["type"] == "Box" and space.get("dtype") == "uint8" and len(space["shape"]) in (2, 3)
 
 
-def image_shape(space: Mapping[str, Any], where: str) -> tuple[int, ...]:
-    """(H, W, C) of an image's space. Raises UserError for what is none."""
-    return frame_shape((1, *space["shape"]), np.dtype(np.uint8), lambda: np.zeros(0), where)
+def decoded(values: Any, shape: tuple[int, ...], where: str) -> Any:
+    """Images of uint8 of this shape [R, ...] where encoded ones are given; other values as they are."""
+    if not encoded(values, math.prod(shape[1:])):
+        return values
+    decode(values, out := np.empty(shape, np.uint8), where)
+    return out
 
 
 def encoded(values: Any, width: int) -> bool:
@@ -36,8 +40,13 @@ def encoded(values: Any, width: int) -> bool:
 class Images:
     """An entry's images of all episodes, of which each has one more than steps."""
 
-    def __init__(self, values: np.ndarray) -> None:
-        self.values, self.used = values, 0  # [F, H, W, C]
+    def __init__(self, space: Mapping[str, Any], where: str) -> None:
+        """Raises UserError for what are no images."""
+        self.shape = frame_shape((1, *space["shape"]), np.dtype(np.uint8), lambda: np.zeros(0), where)  # (H, W, C)
+
+    def begin(self, count: int, memory: Memory, name: str) -> None:
+        """Make room for so many images of all episodes."""
+        self.values, self.used = memory.empty(name, (count, *self.shape), np.uint8), 0
         self.digests: list[bytes] = []  # of the episodes whose images are encoded
 
     def add(self, images: Any, count: int, where: str) -> None:

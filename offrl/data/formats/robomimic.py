@@ -127,7 +127,6 @@ class _Reader:
         ranks = {key: len(item.shape or ()) for key, item in items.items()}
         images = [k for k, rank in ranks.items() if rank > 3 or (rank == 3 and items[k].dtype == np.uint8)]
         self.vectors = [k for k in ranks if k not in images and (keys or ranks[k] < 3)]
-        self.left_out = images if self.vectors and not keys else []
         if not keys:
             images = [] if self.vectors else [k for k in images if items[k].dtype == np.uint8] or images
         self.unused = [k for k in items if k not in self.vectors and k not in images]
@@ -139,8 +138,9 @@ class _Reader:
         for key in self.vectors + images:
             item = self._checked(demo, key)
             if key in images:
-                first = partial(item.__getitem__, slice(0, 1))
-                frames[key] = frame_shape(item.shape, item.dtype, first, f"{self.path}: '{demo}/{key}'")
+                frames[key] = frame_shape(
+                    item.shape, item.dtype, partial(item.__getitem__, slice(0, 1)), f"{self.path}: '{demo}/{key}'"
+                )
         return frames
 
     def _checked(self, demo: str, key: str) -> Any:
@@ -243,8 +243,8 @@ class _Reader:
             final = np.cumsum(lengths) + numbers
             raw.final_observations = self.finals if self.vectors else None
         raw.streams = {k.removeprefix("obs/"): RawStream(v, entries, final) for k, v in self.pixels.items()}
-        raw.left_out = tuple(self.left_out)
         if self.unused:
+            raw.left_out = self.unused
             raw.note(f"not used: {some(self.unused)} (dataset.observation_keys names the observations that are)")
         return raw
 
