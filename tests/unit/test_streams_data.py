@@ -141,6 +141,14 @@ def test_a_part_of_the_episodes_holds_their_images_alone(tmp_path: Path, text: s
         assert torch.equal(part, whole.stores["pixels"].frames(torch.tensor(rows), 2, following))
 
 
+def test_a_part_keeps_what_follows_its_episodes(tmp_path: Path) -> None:
+    folder, recorded = minari_streams(tmp_path, {"front": ENTRIES["front"]}, (5, 7, 3))
+    data = load_dataset(DatasetConfig(name=str(folder), episodes="0,2"))
+    expected = np.concatenate([recorded[e]["front"][1:] for e in (0, 2)])
+    np.testing.assert_array_equal(shown(data, "front")[1], expected)
+    assert len(data.stores["front"].values) == 6 + 4 and data.columns["successor_known"].all()
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
