@@ -60,7 +60,7 @@ def pickled(path: Path) -> bool:
     """
     try:
         with path.open("rb") as file:
-            head = file.read(4)
+            head = file.read(9)
         if head.startswith(b"\x1f\x8b"):
             with gzip.open(path) as packed:
                 head = packed.read(4)
@@ -73,7 +73,7 @@ def pickled(path: Path) -> bool:
     except Exception:  # of damaged ones, which their reader names
         return False
     if len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 5:
-        return True
+        return head[2:] != b"\0\0\0\0\0\0{"  # as a safetensors file may begin, with the length of its header
     return path.name.lower().endswith((".pkl", ".pickle", ".pkl.gz")) and bool(head) and head[:1] in b"(cdli}]"
 
 

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from offrl import registry
+from offrl.data.containers.file_type import pickled
 from offrl.data.dataset import DataSpec
 from offrl.data.transforms.reward_labels import RewardLabels, load_labels
 from offrl.errors import UserError
@@ -319,3 +320,11 @@ def test_kept_answers_of_other_kinds_are_passed_over(tmp_path: Path, capsys: pyt
     os.mkfifo(tmp_path / "pipe.jsonl")
     with pytest.raises(UserError, match="no plain file"):
         Answers(tmp_path / "pipe.jsonl")
+
+
+@pytest.mark.parametrize("size", [0x0280, 0x0580, 0x80])
+def test_the_length_of_a_header_is_no_pickle(tmp_path: Path, size: int) -> None:
+    (path := tmp_path / "p.safetensors").write_bytes(size.to_bytes(8, "little") + b"{".ljust(size))
+    assert not pickled(path)
+    path.write_bytes(b"\x80\x04\x95" + bytes(20))
+    assert pickled(path)
