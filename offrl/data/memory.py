@@ -25,6 +25,7 @@ MANIFEST = "manifest.json"
 EPISODES = ("episode_start", "episode_end", "raw_returns", "complete")  # tensors of a dataset, beside its columns
 PARTS = tuple(f"/{part.name}" for part in fields(Store))  # how the names of a store's arrays end
 TEXTS = ("transforms", "notes", "strings", "metas")  # tuples of texts
+LEAST = 4096  # bytes of an array that gets a file of its own while data are read
 BUILDING = "building-"  # begins the name of a folder that is not finished
 # the files of a dataset that is kept; the manifest is the last by name
 OURS = r"(\d+-[\w-]+|column-\d+)\.npy|episodes\.npz|manifest\.json"
@@ -34,6 +35,14 @@ def chunks(rows: int, size: int = 1 << 17) -> Iterator[slice]:
     """Slices that cover `rows`: work on big columns needs temporary memory for one of them only."""
     for start in range(0, rows, size):
         yield slice(start, min(start + size, rows))
+
+
+def rows_at_once(column: Any) -> int:
+    """The rows of an array, or of an h5py dataset, that fit into 64 MB, 131,072 at most: of images fewer than of
+    numbers.
+    """
+    row = int(np.prod(column.shape[1:], dtype=np.int64)) * column.dtype.itemsize
+    return max(1, min(1 << 17, (1 << 26) // max(1, row)))
 
 
 def next_rows(column: np.ndarray, memory: Memory) -> np.ndarray:
@@ -60,7 +69,7 @@ class Memory:
         """An uninitialised array. `name` only serves to recognise the file."""
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         self.used += size
-        if self.used <= self.budget or self.cache is None or size < 4096:
+        if self.used <= self.budget or self.cache is None or size < LEAST:
             return np.empty(shape, dtype)
         try:
             if self.folder is None:
@@ -83,7 +92,7 @@ class Memory:
     def taken(self, name: str, column: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Rows [N] of a column as an array of its own."""
         out = self.empty(name, (len(rows), *column.shape[1:]), column.dtype)
-        for part in chunks(len(rows)):
+        for part in chunks(len(rows), rows_at_once(column)):
             out[part] = column[rows[part]]
         return out
 
@@ -121,7 +130,7 @@ class Memory:
             if file is None:
                 file = f"column-{len(manifest['columns'])}.npy"
                 np.save(self.folder / file, values)
-            manifest["columns"][name] = {"file": file, "rows": len(values)}
+            manifest["columns"][name] = {"file": file, "shape": values.shape}
         keep = {c["file"] for c in manifest["columns"].values()}
         for stale in self.folder.iterdir():
             if stale.name not in keep:
@@ -168,10 +177,10 @@ def open_mapped(folder: Path) -> Dataset:
     files.
     """
     manifest = json.loads((folder / MANIFEST).read_text())
-    arrays = {
-        name: torch.from_numpy(np.load(column_file(folder, c), mmap_mode="c", allow_pickle=False)[: c["rows"]])
-        for name, c in manifest["columns"].items()
-    }
+    arrays = {}
+    for name, entry in manifest["columns"].items():
+        stored = np.load(column_file(folder, entry), mmap_mode="c", allow_pickle=False)
+        arrays[name] = torch.from_numpy(stored[: entry["shape"][0]].reshape(entry["shape"]))
     return replace(dataset_from(manifest, folder, arrays), mapped=True)
 
 
@@ -183,16 +192,15 @@ def arrays_of(dataset: Dataset) -> dict[str, torch.Tensor]:
 
 def dataset_from(manifest: dict[str, Any], folder: Path, arrays: dict[str, torch.Tensor]) -> Dataset:
     """The dataset of `arrays_of`, read from the files that `Memory.write` wrote to `folder`."""
-    columns = {name: x for name, x in arrays.items() if not name.endswith(PARTS)}
-    streams = dict.fromkeys(name.rpartition("/")[0] for name in arrays if name not in columns)
-    stores = {name: Store(*(arrays[f"{name}{part}"] for part in PARTS)) for name in streams}
+    spec = DataSpec.from_json(manifest["spec"])
+    stores = {s.name: Store(*(arrays.pop(f"{s.name}{part}") for part in PARTS)) for s in spec.streams}
     with np.load(folder / "episodes.npz", allow_pickle=False) as file:
         values: dict[str, Any] = {key: torch.from_numpy(file[key]) for key in file.files}
     values |= {k: tuple(manifest[k]) for k in TEXTS}
     return Dataset(
-        columns=columns,
+        columns=arrays,
         stores=stores,
-        spec=DataSpec.from_json(manifest["spec"]),
+        spec=spec,
         fingerprint=manifest["fingerprint"],
         stitch=float(manifest["stitch"]),
         **values,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,6 +50,13 @@ class Store:
     def take(self, rows: Tensor) -> Store:
         """The store of some rows of the dataset, with the same entries."""
         return replace(self, entries=self.entries[rows], following=self.following[rows], first=self.first[rows])
+
+    def compact(self, taken: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Store:
+        """The same with the entries alone that rows show. taken: gives entries of `values` by their numbers."""
+        # stacks of frames reach from `first` on
+        used = torch.unique(torch.cat([self.first, self.entries, self.following]))
+        numbers = (torch.searchsorted(used, x) for x in (self.entries, self.following, self.first))
+        return Store(torch.from_numpy(taken(self.values.numpy(), used.numpy())), *numbers)
 
     def to(self, device: torch.device) -> Store:
         """The same on another device."""

@@ -172,5 +172,9 @@ def check_labelable(dataset: Dataset) -> None:
             f"{dataset.spec.name} is a text dataset; offrl data label is for control data, whose observations are "
             "numbers"
         )
+    if not dataset.spec.observation_dim:
+        raise UserError(
+            f"{dataset.spec.name} has images alone; offrl data label reads observations of numbers to a model"
+        )
     if dataset.spec.observation_mean is not None:
         raise UserError(f"{dataset.spec.name}: label before observations are normalised")

@@ -23,7 +23,7 @@ from offrl.data.loading.resolve import resolve
 from offrl.data.memory import IN_MEMORY, Memory, chunks
 from offrl.data.raw import RawData
 from offrl.data.transforms.episodes import concatenate, keep_episodes, share_of
-from offrl.errors import UserError
+from offrl.errors import UserError, some
 from offrl.registry import register
 from offrl.relabel.inverse_dynamics import InverseSettings, learn
 from offrl.settings.dataset import DatasetConfig
@@ -201,11 +201,11 @@ def action_free_dataset(like: DataSpec, **arrays: Any) -> Dataset:
 
 def _check_fit(dataset: Dataset, other: Dataset) -> None:
     for data in (dataset, other):
-        kind = data.columns["observations"].dtype
-        if kind != torch.float32:
-            dtype_name = str(kind).removeprefix("torch.")
+        if not data.spec.observation_dim:
             raise UserError(
-                f"{data.spec.name}: actions can be labelled from float observations only; these are {dtype_name}"
+                f"{data.spec.name}: actions can be labelled from observations of numbers only; these are "
+                f"{some(data.stores)}: leave out dataset.labelled_fraction and dataset.action_free, or name numbers as "
+                "well, dataset.observation_keys=[...]"
             )
         if data.spec.observation_mean is not None:
             raise UserError(f"{data.spec.name}: label actions before observations are normalised")

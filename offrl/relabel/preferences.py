@@ -256,8 +256,8 @@ def check_pairs(dataset: Dataset, pairs: Any, labels: Any, length: int) -> tuple
     name = dataset.spec.name
     if dataset.spec.observation_mean is not None:
         raise UserError(f"{name}: learn preferences before observations are normalised")
-    if dataset.columns["observations"].dtype != torch.float32:
-        raise UserError(f"{name}: preferences are learnt from float observations only")
+    if not dataset.spec.observation_dim:
+        raise UserError(f"{name}: preferences are learnt from observations of numbers only")
     if (
         starts.ndim != 2
         or starts.shape[1] != 2

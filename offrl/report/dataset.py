@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 
 from offrl.data.dataset import DataSpec
+from offrl.data.loading.assemble import without_pixels
 from offrl.data.raw import RawData
 from offrl.data.raw.checks import Fault
 from offrl.data.tools.inspect import Report, report
+from offrl.data.tools.streams import shown_by
 from offrl.data.transforms.columns import is_published, scales
 from offrl.errors import UserError
 from offrl.figures import dataset as draw
+from offrl.figures.frames import contact_sheets
 from offrl.figures.style import own_settings
 from offrl.report.page import Cell, Page
 from offrl.settings.dataset import DatasetConfig
@@ -68,6 +71,8 @@ def doctor(config: DatasetConfig, out: Path) -> Report:
 @own_settings()
 def write_page(raw: RawData, findings: Report, out: Path) -> Path:
     """The page and pictures of `doctor` about columns that were already read."""
+    shown = shown_by(raw)
+    raw = without_pixels(raw) if shown else raw
     sample = _sample(raw, findings)
     page = Page(
         findings.name,
@@ -81,6 +86,8 @@ def write_page(raw: RawData, findings: Report, out: Path) -> Path:
             for figure, name, caption in draw.episodes(findings):
                 _add(page, figure, out / f"{name}.png", caption)
     _columns(page, raw, findings, sample, out)
+    for figure, name, caption in contact_sheets(shown):
+        _add(page, figure, out / f"{name}.png", caption)
     page.heading("Columns")
     page.table(
         ["column", "type", "shape", "lowest", "highest", "mean", "std"],
@@ -216,8 +223,9 @@ def _facts(page: Page, raw: RawData, findings: Report) -> None:
             rows.append([f"normalised ({findings.reference})", draw.spread(findings.scores)])
         rows.append(["episode length", draw.spread(findings.lengths)])
     observations = raw.columns.get("observations")
-    if observations is not None:
+    if observations is not None and observations.size:
         rows.append(["observations", f"{' x '.join(map(str, observations.shape[1:])) or '1'} {observations.dtype}"])
+    rows += [["stream", str(stream)] for stream in findings.streams]
     rows += [
         [name, text] for name, text in (("actions", findings.actions), ("environment", findings.environment)) if text
     ]
@@ -241,7 +249,7 @@ def _columns(page: Page, raw: RawData, findings: Report, sample: Sample, out: Pa
         values = sample.take(actions)
         picture = draw.discrete(values[:, 0], raw.num_actions) if raw.discrete else draw.actions(values, raw, EDGE)
         add("actions", picture)
-    if observations is None or not len(observations):
+    if observations is None or not observations.size:
         return
     page.heading("Observations")
     values = sample.take(observations)

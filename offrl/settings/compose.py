@@ -41,6 +41,7 @@ PLAIN = (
     "dataset",
     "dataset.name",
     "dataset.cache_dir",
+    "dataset.episodes",
     "dataset.mirror",
     "experiment",
     "eval.env",

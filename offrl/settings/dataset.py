@@ -110,7 +110,7 @@ class DatasetConfig:
     image_size: list[int] = setting(
         [], "images: [height,width] that they are resized to, by area; []: as they are", low=1
     )
-    episodes: Any = setting("", "a part of the episodes: 29:32 (29 to 31), or their numbers, [3,5,9]; '': all")
+    episodes: str = setting("", 'the episodes of dataset.name that are used: 29:32 (29 to 31), or 3,5,9; "": all')
     mask: str = setting("", 'robomimic: the demonstrations of this mask alone, such as train; "": all')
     action_low: list[float] = setting(
         [], "the environment's action range, one value or one per dimension; []: found out"
@@ -271,11 +271,12 @@ class DatasetConfig:
         return [name for name in names if getattr(self, name) != getattr(default, name)]
 
     def of_any_layout(self, *missing: str) -> DatasetConfig:
-        """These settings for a further source, which lacks the columns `missing`: its layout is found out, unless
-        columns have keys.
+        """These settings for a further source, which lacks the columns `missing` and of which all episodes are read:
+        its layout is found out, unless columns have keys.
         """
         fields = {column: key for column, key in self.fields.items() if column not in missing}
-        return replace(self, fields=fields, format=self.format if self.format == "columns" else "auto")
+        form = self.format if self.format == "columns" else "auto"
+        return replace(self, fields=fields, format=form, episodes="")
 
     def validate(self) -> None:
         """Raises UserError for the first setting out of range."""

@@ -89,6 +89,56 @@ def minari(folder: Path, shape: tuple[int, ...] = (4,), dtype: str = "float64", 
     return place
 
 
+def minari_streams(
+    folder: Path, entries: dict[str, tuple[str, tuple[int, ...]]], lengths: tuple[int, ...] = (5, 7), jpeg: str = ""
+) -> tuple[Path, list[dict[str, np.ndarray]]]:
+    """Episodes whose observations are a Dict of entries (type and shape of each), and their values [T + 1, ...].
+
+    jpeg: the entry that is stored as JPEG images.
+    """
+    rng = np.random.default_rng(0)
+    (data := folder / "set" / "data").mkdir(parents=True)
+    boxes = {
+        name: {"type": "Box", "dtype": kind, "shape": list(shape), "low": 0, "high": 255}
+        for name, (kind, shape) in entries.items()
+    }
+    meta = {
+        "action_space": json.dumps({"type": "Box", "dtype": "float32", "shape": [2], "low": [-1, -1], "high": [1, 1]}),
+        "observation_space": json.dumps({"type": "Dict", "subspaces": boxes}),
+        "total_steps": sum(lengths),
+        "total_episodes": len(lengths),
+        "data_format": "hdf5",
+        "dataset_id": "set-v0",
+    }
+    (data / "metadata.json").write_text(json.dumps(meta))
+    recorded = []
+    with h5py.File(data / "main_data.hdf5", "w") as file:
+        for number, steps in enumerate(lengths):
+            values = {n: rng.integers(0, 255, (steps + 1, *shape)).astype(kind) for n, (kind, shape) in entries.items()}
+            group = file.create_group(f"episode_{number}")
+            for name, array in values.items():
+                if name == jpeg:
+                    group[f"observations/{name}"] = jpegs(array)
+                else:
+                    group[f"observations/{name}"] = array
+            group["actions"] = rng.uniform(-1, 1, (steps, 2)).astype(np.float32)
+            group["rewards"] = rng.normal(size=steps)
+            group["terminations"], group["truncations"] = np.zeros(steps, bool), np.arange(steps) == steps - 1
+            recorded.append(values)
+    return folder / "set", recorded
+
+
+def jpegs(frames: np.ndarray) -> np.ndarray:
+    """Images [R, H, W, C] as JPEG, padded with zeros to one length."""
+    pil = pytest.importorskip("PIL.Image")
+    encoded = []
+    for frame in frames:
+        pil.fromarray(frame).save(stream := io.BytesIO(), format="JPEG")
+        encoded.append(np.frombuffer(stream.getvalue(), np.uint8))
+    longest = max(map(len, encoded))
+    return np.stack([np.pad(e, (0, longest - len(e))) for e in encoded])
+
+
 def text_minari(folder: Path, **changed: np.ndarray) -> Path:
     """One episode of one turn."""
     data = folder / "set" / "data"

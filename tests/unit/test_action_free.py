@@ -234,7 +234,7 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
     ):
         label_actions(known, wide)
     image = from_arrays(np.zeros((4, 2, 2), np.uint8), np.zeros((4, 1)), np.zeros(4), name="image")
-    with pytest.raises(UserError, match=r"image: .*these are uint8"):
+    with pytest.raises(UserError, match=r"image: .*these are pixels"):
         label_actions(image, image)
     one = from_arrays(np.zeros((1, 2)), np.zeros((1, 2)), np.zeros(1), name="one")
     with pytest.raises(UserError, match="one has 0 labelled"):

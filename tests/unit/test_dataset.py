@@ -17,6 +17,7 @@ from offrl.data.arrays import from_arrays
 from offrl.data.loading.assemble import assemble
 from offrl.data.raw import RawData
 from offrl.data.raw.infer import find_ends
+from offrl.data.store import Stream
 from offrl.errors import UserError
 from offrl.tasks.task import Task
 
@@ -125,9 +126,8 @@ def test_bytes_in_vectors_are_numbers() -> None:
     assert (
         data.columns["observations"].dtype == torch.float32 and float(data.columns["next_observations"].max()) == 200.0
     )
-    assert (
-        from_arrays(np.zeros((7, 4, 4, 3), np.uint8), ACT, REW, TERM, TIME).columns["observations"].dtype == torch.uint8
-    )
+    images = from_arrays(np.zeros((7, 4, 4, 3), np.uint8), ACT, REW, TERM, TIME)
+    assert images.stores["pixels"].values.dtype == torch.uint8
 
 
 def test_arrays_that_are_none() -> None:
@@ -251,18 +251,18 @@ def test_columns_have_the_promised_types_and_images_stay_bytes() -> None:
     )
     kinds = {k: str(c.dtype).removeprefix("torch.") for k, c in data.columns.items()}
     assert kinds == {
-        "observations": "uint8",
+        "observations": "float32",
         "actions": "float32",
         "rewards": "float32",
         "terminations": "bool",
         "truncations": "bool",
-        "next_observations": "uint8",
+        "next_observations": "float32",
         "successor_known": "bool",
         "cost": "float32",
     }
-    assert data.spec.observation_shape == (4, 4, 3) and all(
-        len(c) == 7 and c.is_contiguous() for c in data.columns.values()
-    )
+    assert data.spec.observation_shape == (0,) and data.spec.streams == (Stream("pixels", (4, 4, 3)),)
+    assert all(len(c) == 7 and c.is_contiguous() for c in data.columns.values())
+    assert torch.equal(data.stores["pixels"].values, torch.from_numpy(images))
 
 
 def test_fingerprint_follows_the_data_and_nothing_else(tmp_path: Path) -> None:

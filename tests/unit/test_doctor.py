@@ -125,7 +125,7 @@ VARIANTS: dict[str, tuple[RawData, str]] = {
     "one number observed": (made(observations=np.arange(30.0)), "no plane to draw"),
     "images": (
         made(observations=np.random.default_rng(0).integers(0, 255, (30, 16, 16, 3), dtype=np.uint8)),
-        "An observation has 768 numbers",
+        "pixels: 30 images of 16x16x3, of which 0.0% repeat the one before",
     ),
     "sparse": (made(rewards=(np.arange(300) == 7).astype(np.float32)), "Rewards are sparse: 0.33%"),
     "no reward": (made(rewards=np.zeros(30)), "Every reward is zero"),

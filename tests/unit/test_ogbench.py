@@ -283,7 +283,8 @@ def test_kitchen_like_goals_become_columns(tmp_path: Path) -> None:
         def read(self, column: str, leaf: tuple[str, ...] = ()) -> np.ndarray:
             return values[leaf] if column == "observations" else np.zeros(2)
 
-    buffers = Buffers(2, leaves, found, {"type": "Box", "shape": [1]}, Memory(float("inf"), tmp_path), "k", 1 << 20, {})
+    actions = {"type": "Box", "shape": [1]}
+    buffers = Buffers(2, leaves, {}, 1, found, actions, Memory(float("inf"), tmp_path), "k", 1 << 20, {})
     buffers.add(Episode())
     columns = buffers.result().columns
     assert (

@@ -422,8 +422,9 @@ def test_images_are_read_as_they_are_stored_whatever_the_metadata_say(tmp_path: 
     are.
     """
     data = load_dataset(str(minari(tmp_path, (32, 32, 3) if encode else (8, 8, 3), "uint8", encode)))
-    assert data.spec.observation_shape == ((32, 32, 3) if encode else (8, 8, 3))
-    assert data.columns["observations"][data.episode_start].float().mean((1, 2, 3)).tolist() == [0.0, 20.0, 40.0]
+    assert data.spec.streams[0].shape == ((32, 32, 3) if encode else (8, 8, 3))
+    images = data.stores["pixels"].frames(data.episode_start, 1)
+    assert images.float().mean((1, 2, 3)).tolist() == [0.0, 20.0, 40.0]
 
 
 # ---------------------------------------------------------------------------------------- what the fuzzer has come upon

@@ -72,9 +72,8 @@ def pickled(path: Path) -> bool:
             )
     except Exception:  # of damaged ones, which their reader names
         return False
-    # a file of safetensors begins with the length of its header, which may have the same two bytes
-    if len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 5 and head[3:] != b"\0\0\0\0\0{":
-        return True
+    if len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 5:
+        return head[2:] != b"\0\0\0\0\0\0{"  # as a safetensors file may begin, with the length of its header
     return path.name.lower().endswith((".pkl", ".pickle", ".pkl.gz")) and bool(head) and head[:1] in b"(cdli}]"
 
 

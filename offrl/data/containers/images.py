@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,20 @@ def row_parts(item: Any) -> Iterator[slice]:
     step = item.chunks[0] if item.chunks else 1
     size = math.prod(item.shape[1:]) * item.dtype.itemsize
     return chunks(len(item), max(1, BLOCK // (step * size)) * step)
+
+
+def decoder() -> str:
+    """The name and version of what decodes images; versions may differ in the last bit."""
+    return f"Pillow {version('pillow')}"
+
+
+def digest_of(frames: Sequence[Any]) -> bytes:
+    """sha256 of encoded images, whatever zeros they are padded with."""
+    digest = hashlib.sha256()
+    for frame in frames:
+        encoded = bytes(frame).rstrip(b"\0")
+        digest.update(f"{len(encoded)} ".encode() + encoded)
+    return digest.digest()
 
 
 def decode(frames: Sequence[Any], out: np.ndarray, where: str) -> None:

@@ -24,7 +24,7 @@ from offrl.errors import UserError
 
 _HEADER = 1 << 16  # bytes; NumPy's headers have some hundred, and it refuses more than 10,000
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what NumPy writes; others unpack without a bound
-_BLOCK = 1 << 26  # bytes to unpack at once
+_BLOCK = 1 << 23  # bytes to unpack at once
 NUMBERS = "biuf"
 
 

@@ -14,7 +14,7 @@ from offrl.data.containers.guard import from_json, reading
 from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5, refuse_absent, refuse_loops, value_of
 from offrl.data.formats.download import fetch, local_file
 from offrl.data.formats.provenance import Record, fits, read_record, restore
-from offrl.data.memory import Memory, chunks
+from offrl.data.memory import Memory, chunks, rows_at_once
 from offrl.data.raw import FLAGS, RawData
 from offrl.data.tables.build import build, read_chosen
 from offrl.data.tables.keyed import Hdf5Table
@@ -186,7 +186,7 @@ def _last_successors(raw: RawData, item: Any, where: str) -> np.ndarray:
     """The next observation of each episode's last row, [E, *O]; without keeping the others."""
     last = raw.columns["terminations"] | raw.columns["truncations"]
     refuse_absent(item.id, f"{where}: '{item.name.strip('/')}'", item.file)
-    return np.concatenate([item[part][last[part]] for part in chunks(len(last))])
+    return np.concatenate([item[part][last[part]] for part in chunks(len(last), rows_at_once(item))])
 
 
 def _text(value: Any) -> str:

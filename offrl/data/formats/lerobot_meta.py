@@ -15,7 +15,7 @@ from offrl.data.containers.guard import FREE, from_json, reading
 from offrl.data.containers.parquet import arrow_values, open_parquet
 from offrl.data.containers.plain_files import refuse_link, refuse_special
 from offrl.data.containers.video import EDGE, PIXELS
-from offrl.data.raw.ranges import numbers_of
+from offrl.data.raw.ranges import episode_numbers
 from offrl.errors import UserError, one_line, some
 from offrl.settings.kinds import misfit
 
@@ -97,9 +97,9 @@ class LerobotMetadata:
         path = self.root / "meta" / "tasks.jsonl"
         return {v["task_index"]: one_line(v["task"]) for v in _lines(path, _Task)} if path.is_file() else {}
 
-    def episodes(self, chosen: Any, videos: Sequence[str]) -> list[EpisodeFiles]:
-        """The episodes that the setting `chosen` names ("29:32", a list; "" or None: all), in its order, with the files
-        of the cameras `videos`. Raises UserError for the first file that is not there.
+    def episodes(self, chosen: str, videos: Sequence[str]) -> list[EpisodeFiles]:
+        """The episodes that dataset.episodes names (see `episode_numbers`; "": all), with the files of the cameras
+        `videos`. Raises UserError for the first file that is not there.
         """
         with reading(self.root / "meta"):
             rows = list(self._joined(videos) if self.version == "v3.0" else self._single(videos))
@@ -107,8 +107,8 @@ class LerobotMetadata:
         if not known:
             raise UserError(f"{self.root} names no episode in meta; the dataset is incomplete: get it again")
         numbers = list(known)
-        if chosen not in ("", None, []):
-            numbers = [numbers[k] for k in numbers_of(chosen, len(known), "dataset.episodes")]
+        if chosen:
+            numbers = [numbers[k] for k in episode_numbers(chosen, len(known), str(self.root))]
         episodes = [EpisodeFiles(*known[number]) for number in numbers]
         missing = {p: None for e in episodes for p in (e.data, *(v for v, _ in e.videos.values())) if not p.is_file()}
         if missing:

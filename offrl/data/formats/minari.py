@@ -15,11 +15,12 @@ import numpy as np
 from offrl.data.containers.guard import FREE, reading
 from offrl.data.containers.plain_files import refuse_link
 from offrl.data.formats.minari_episodes import Buffers, Leaf, Overflow, episodes
+from offrl.data.formats.minari_images import Images, is_image
 from offrl.data.formats.minari_spaces import Metadata, load_metadata, width_of
 from offrl.data.formats.provenance import INFOS, Record, extra_columns, fits, read_record, restore
 from offrl.data.memory import Memory, next_rows
 from offrl.data.raw import RawData
-from offrl.errors import UserError, nearest
+from offrl.errors import UserError, nearest, some
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import trust
 from offrl.tasks.entries import OWN_ORDER, entries
@@ -136,7 +137,13 @@ def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "", with
     meta, actions, observations, kind = metadata.values, metadata.actions, metadata.observations, metadata.format
     name = name or str(meta.get("dataset_id", folder.parent.name))
     leaves, goals, keys = _observation_leaves(observations, config, name)
-    if not sum(width_of(space) for _, space in leaves):
+    pictures, unused = [leaf for leaf in leaves if leaf[0] and is_image(leaf[1])], list[str]()
+    leaves = [leaf for leaf in leaves if leaf not in pictures]
+    if pictures and leaves and not config.observation_keys:
+        keys, unused = tuple("/".join(path) for path, _ in leaves), ["/".join(path) for path, _ in pictures]
+        pictures = []
+    images = {path: Images(space, f"{name}: '{'/'.join(path)}'") for path, space in pictures}
+    if not images and not sum(width_of(space) for _, space in leaves):
         raise UserError(f"{name}: the observations hold no numbers; choose others with dataset.observation_keys=[...]")
     discrete, start = actions["type"] == "Discrete", int(actions.get("start", 0))
     if actions["type"] not in ("Box", "Discrete"):
@@ -145,17 +152,18 @@ def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "", with
     infos = _infos(config, record, name)
     size = sum(file.stat().st_size for file in files(path))
 
-    def read_episodes(rows: int) -> RawData:
-        buffers = Buffers(rows, leaves, goals, actions, memory, name, size, infos, with_actions)
+    def read_episodes(rows: int, count: int) -> RawData:
+        buffers = Buffers(rows, leaves, images, count, goals, actions, memory, name, size, infos, with_actions)
         for episode in episodes(folder, kind, metadata.rows):
             with reading(f"{folder}: {episode.name}"):
                 buffers.add(episode)
         return buffers.result()
 
     try:
-        raw = read_episodes(metadata.rows)
-    except Overflow:  # the metadata promised fewer steps than there are
-        raw = read_episodes(sum(episode.steps for episode in episodes(folder, kind, metadata.rows)))
+        raw = read_episodes(metadata.rows, int(meta.get("total_episodes", 0)))
+    except Overflow:  # the metadata promised fewer steps or episodes than there are
+        lengths = [episode.steps for episode in episodes(folder, kind, metadata.rows)]
+        raw = read_episodes(sum(lengths), len(lengths))
     raw.name, raw.path, raw.version, raw.discrete = name, str(folder), str(meta.get("minari_version", "")), discrete
     if discrete:
         raw.num_actions = int(actions["n"])
@@ -170,6 +178,12 @@ def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "", with
         raw.note(
             f"the recorded wrapper {FLATTEN} joined the observations: a Dict's entries are in the environment's own "
             "order"
+        )
+    if unused:
+        raw.left_out = unused
+        raw.note(
+            f"not used: {some(unused)} (images are streams where they are asked for: "
+            f"dataset.observation_keys=[{','.join((*keys, *unused))}])"
         )
     raw.metadata = {
         k: v
@@ -266,7 +280,9 @@ def _observation_leaves(
     subspaces = space["subspaces"]
     keys = tuple(config.observation_keys) or tuple(sorted(subspaces))
     kinds = [k for k in ("achieved_goal", "desired_goal") if k in subspaces and subspaces[k]["type"] in ("Box", "Dict")]
-    return _leaves(space, keys, name), {k + "s": _leaves(space, (k,), name) for k in kinds}, keys
+    goals = {k + "s": _leaves(space, (k,), name) for k in kinds}
+    goals = {k: leaves for k, leaves in goals.items() if not any(is_image(leaf) for _, leaf in leaves)}
+    return _leaves(space, keys, name), goals, keys
 
 
 def _leaves(space: dict[str, Any], keys: tuple[str, ...], name: str) -> list[Leaf]:

@@ -11,10 +11,10 @@ import numpy as np
 
 from offrl.data.containers.guard import reading, refuse_growth
 from offrl.data.containers.hdf5 import open_hdf5, refuse_absent
-from offrl.data.containers.images import decode
 from offrl.data.containers.parquet import arrow_values, read_table
 from offrl.data.containers.stored import Stored
-from offrl.data.formats.minari_spaces import one_hot, width_of
+from offrl.data.formats.minari_images import Images, decoded
+from offrl.data.formats.minari_spaces import fill, one_hot, width_of
 from offrl.data.memory import Memory
 from offrl.data.raw import FLAGS, RawData, canonical, ends_of
 from offrl.errors import UserError
@@ -23,7 +23,7 @@ Leaf = tuple[tuple[str, ...], dict[str, Any]]  # path inside the observation, an
 
 
 class Overflow(Exception):
-    """The episodes have more steps than the buffers hold."""
+    """The episodes have more steps, or are more, than the buffers hold."""
 
 
 class Recording(Protocol):
@@ -47,13 +47,16 @@ class Buffers:
     """Arrays for all steps. Observations come as T + 1 rows of which the last is put aside: the next episode overwrites
     it.
 
-    stored: bytes of the dataset's files, which bound what the metadata may ask for.
+    images: the entries that become streams, of which all T + 1 rows of each of `count` episodes are kept. stored: bytes
+    of the dataset's files, which bound what the metadata may ask for.
     """
 
     def __init__(
         self,
         rows: int,
         leaves: list[Leaf],
+        images: dict[tuple[str, ...], Images],
+        count: int,
         goals: dict[str, list[Leaf]],
         actions: dict[str, Any],
         memory: Memory,
@@ -65,18 +68,22 @@ class Buffers:
         self.infos, self.memory, self.with_actions = infos, memory, with_actions
         self.info_columns: dict[str, np.ndarray] = {}
         self.info_finals: dict[str, list[np.ndarray]] = {}
-        self.rows, self.name = rows, name
+        self.rows, self.name, self.images = rows, name, images
         self.joined = {"observations": leaves, **goals}  # column -> the entries that it is joined of
         shapes: dict[str, tuple[int, ...]] = {
             k: (sum(width_of(s) for _, s in parts),) for k, parts in self.joined.items()
         }
-        pixels, space = False, leaves[0][1]
+        pixels, space = False, leaves[0][1] if leaves else {}
         if len(leaves) == 1 and not goals and space["type"] == "Box" and len(space["shape"]) > 1:
             shapes["observations"], pixels = tuple(space["shape"]), space["dtype"] == "uint8"
         width = (math.prod(actions["shape"]),) if actions["type"] == "Box" else ()
         numbers = sum(map(math.prod, shapes.values()))
         step = numbers * (1 if pixels else 4) + 4 * math.prod(width) + 6
-        refuse_growth(f"{name}: {rows:,} steps, as its metadata declare,", rows * step, stored)
+        size = rows * step + (rows + count) * sum(math.prod(i.shape) for i in images.values())
+        refuse_growth(f"{name}: {rows:,} steps, as its metadata declare,", size, stored)
+        for path, pictures in images.items():
+            pictures.begin(rows + count, memory, path[-1])
+        self.count = count if images else rows + 1
         dtype = np.uint8 if pixels else np.float32  # without goals beside pixels
         self.observations = {k: memory.empty(k, (rows + 1, *shape), dtype) for k, shape in shapes.items()}
         self.columns = {
@@ -91,7 +98,7 @@ class Buffers:
     def add(self, episode: Recording) -> None:
         """Read one episode. Raises UserError, and Overflow where there is no room for it."""
         start, stop = self.at, self.at + episode.steps
-        if stop > self.rows:
+        if stop > self.rows or len(self.lengths) == self.count:
             raise Overflow
         looked = episode.steps > 0 and self.samples.looks_at(start)
         for name, column in self.columns.items():
@@ -106,6 +113,8 @@ class Buffers:
             return
         for name, column in self.observations.items():
             self._join(name, column[start : stop + 1], episode, looked)
+        for path, images in self.images.items():
+            images.add(episode.read("observations", path), episode.steps + 1, episode.where("observations", path))
         for name, path in self.infos.items():
             self._add_info(name, episode.read("infos", path), episode.steps, episode.where("infos", path))
         self.finals.append(self.observations["observations"][stop].copy())
@@ -136,10 +145,9 @@ class Buffers:
         for path, space in self.joined[name]:
             where, width = episode.where("observations", path), width_of(space)
             values = episode.read("observations", path)
-            if space["type"] == "Box" and space.get("dtype") == "uint8" and _encoded(values, width):
-                frames, values = values, np.empty((rows, *space["shape"]), np.uint8)
-                decode(frames, values, where)
-            elif not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf":
+            if space["type"] == "Box" and space.get("dtype") == "uint8":
+                values = decoded(values, (rows, *space["shape"]), where)
+            if not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf":
                 raise UserError(f"{where} holds {getattr(values, 'dtype', 'bytes')} values, not numbers")
             if looked and space["type"] == "Box":
                 self.samples.keep(f"{name}, entry {'/'.join(path)}" if path else name, values)
@@ -161,28 +169,10 @@ class Buffers:
         columns = self.observations | self.columns | self.info_columns
         columns = {k: v[: self.at] for k, v in columns.items()}
         raw = RawData(columns, ends_of(self.lengths), source="minari", notes=self.samples.notes())
-        raw.final_observations = np.stack(self.finals) if self.finals else None
+        raw.final_observations = np.stack(self.finals) if self.finals and self.joined["observations"] else None
+        raw.streams = {"/".join(path): images.stream(self.lengths) for path, images in self.images.items()}
         raw.final_columns = {k: np.stack(v) for k, v in self.info_finals.items() if len(v) == len(self.lengths)}
         return raw
-
-
-def fill(values: np.ndarray, out: np.ndarray, where: str) -> None:
-    """Write the numbers of an episode into `out`, a part of a column. Raises UserError for other shapes, numbers with
-    fractions where whole ones are due, and what is no flag."""
-    if values.shape[:1] != out.shape[:1] or values.size != out.size or (out.ndim == 1 and values.ndim > 2):
-        raise UserError(f"{where} has shape {list(values.shape)}, expected {list(out.shape)}")
-    if out.dtype.kind == "i" and values.dtype.kind == "f":
-        raise UserError(f"{where} holds {values.dtype} values, where whole numbers are due")
-    out[:] = (canonical(FLAGS[0], values, where) if out.dtype == bool else values).reshape(out.shape)
-
-
-def _encoded(values: Any, width: int) -> bool:
-    """True for what holds an encoded image for each row, and not its `width` numbers."""
-    return (
-        isinstance(values, list)
-        or values.dtype.kind == "O"
-        or (values.dtype == np.uint8 and values.ndim == 2 and values.size != len(values) * width)
-    )
 
 
 def numbered(names: Iterable[str], prefix: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from offrl.data.containers.guard import FREE, from_json, reading
-from offrl.data.raw import MOST_VALUES
+from offrl.data.raw import FLAGS, MOST_VALUES, canonical
 from offrl.errors import UserError
 
 FILE = "metadata.json"
@@ -146,3 +146,13 @@ def one_hot(values: np.ndarray, width: int, start: int, where: str) -> np.ndarra
     if len(wrong):
         raise UserError(f"{where} holds {values[wrong[0]]}, which is no number from {start} to {start + width - 1}")
     return np.eye(width, dtype=np.float32)[indices]
+
+
+def fill(values: np.ndarray, out: np.ndarray, where: str) -> None:
+    """Write the numbers of an episode into `out`, a part of a column. Raises UserError for other shapes, numbers with
+    fractions where whole ones are due, and what is no flag."""
+    if values.shape[:1] != out.shape[:1] or values.size != out.size or (out.ndim == 1 and values.ndim > 2):
+        raise UserError(f"{where} has shape {list(values.shape)}, expected {list(out.shape)}")
+    if out.dtype.kind == "i" and values.dtype.kind == "f":
+        raise UserError(f"{where} holds {values.dtype} values, where whole numbers are due")
+    out[:] = (canonical(FLAGS[0], values, where) if out.dtype == bool else values).reshape(out.shape)

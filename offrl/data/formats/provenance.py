@@ -17,7 +17,7 @@ import numpy as np
 
 from offrl.data.containers.guard import from_json
 from offrl.data.dataset import DataSpec
-from offrl.data.memory import chunks
+from offrl.data.memory import chunks, rows_at_once
 from offrl.data.raw import FLAGS, RawData
 from offrl.data.raw.infer import fitting_task, spec_of, starts_elsewhere
 from offrl.errors import UserError, warn
@@ -148,7 +148,7 @@ def identical(a: np.ndarray, b: np.ndarray) -> bool:
 def follows(raw: RawData, ends: np.ndarray) -> bool:
     """True where each stored successor is the next row's observation, bit for bit, wherever no episode ends."""
     observations, successors = raw.columns["observations"], raw.columns["next_observations"]
-    for part in chunks(raw.rows - 1):
+    for part in chunks(raw.rows - 1, rows_at_once(observations)):
         inside = ~ends[part]
         if not identical(successors[part][inside], observations[part.start + 1 : part.stop + 1][inside]):
             return False

@@ -138,8 +138,9 @@ class _Reader:
         for key in self.vectors + images:
             item = self._checked(demo, key)
             if key in images:
-                first = partial(item.__getitem__, slice(0, 1))
-                frames[key] = frame_shape(item.shape, item.dtype, first, f"{self.path}: '{demo}/{key}'")
+                frames[key] = frame_shape(
+                    item.shape, item.dtype, partial(item.__getitem__, slice(0, 1)), f"{self.path}: '{demo}/{key}'"
+                )
         return frames
 
     def _checked(self, demo: str, key: str) -> Any:
@@ -243,6 +244,7 @@ class _Reader:
             raw.final_observations = self.finals if self.vectors else None
         raw.streams = {k.removeprefix("obs/"): RawStream(v, entries, final) for k, v in self.pixels.items()}
         if self.unused:
+            raw.left_out = self.unused
             raw.note(f"not used: {some(self.unused)} (dataset.observation_keys names the observations that are)")
         return raw
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -34,18 +35,14 @@ def assemble(raw: RawData, config: DatasetConfig | None = None, memory: Memory =
     ends = find_ends(raw)
     # hashing lets go of the interpreter: values are checked and successors copied meanwhile
     with ThreadPoolExecutor(1) as pool:
-        digest = pool.submit(fingerprint, raw, ends)
+        digest = pool.submit(fingerprint, without_pixels(raw), ends)
         refuse(raw, find_faults(raw, clip_actions=config.clip_actions), config.check)
         start, stop = bounds_of(ends)
         last = stop - 1
         terminations = columns.get("terminations", np.zeros(rows, bool))
         known = known_successors(raw, last, terminations)
-        if columns["observations"].dtype == np.uint8:  # images, of one name
-            raw.images[PIXELS] = RawImages(
-                columns["observations"], columns.pop("next_observations", None), raw.final_observations
-            )
-            columns["observations"] = np.zeros((rows, 0), np.float32)
-            raw.final_observations = None
+        raw = without_pixels(raw)
+        columns = dict(raw.columns)
         observations = columns["observations"]
         if "next_observations" in columns:
             successors = columns["next_observations"]
@@ -62,7 +59,6 @@ def assemble(raw: RawData, config: DatasetConfig | None = None, memory: Memory =
                 known[last[stream.final < 0]] = False
             elif stream.values.ndim == 4:
                 known[last] = False
-    raw.columns["observations"] = observations
     unknown = np.flatnonzero(~known)
     successors[unknown] = observations[unknown]
     columns |= {"next_observations": successors, "terminations": terminations, "truncations": ends & ~terminations}
@@ -91,6 +87,20 @@ def assemble(raw: RawData, config: DatasetConfig | None = None, memory: Memory =
         transforms=("clip_actions",) if config.clip_actions else (),
         notes=tuple(raw.notes),
         stores={name: stream.store(start, stop) for name, stream in raw.streams.items()},
+    )
+
+
+def without_pixels(raw: RawData) -> RawData:
+    """The data with the images [R, H, W, C] of a column of observations among the `images`; themselves where there are
+    none.
+    """
+    if raw.columns["observations"].dtype != np.uint8:
+        return raw
+    columns = {k: v for k, v in raw.columns.items() if k != "next_observations"}
+    columns["observations"] = np.zeros((raw.rows, 0), np.float32)
+    pixels = RawImages(raw.columns["observations"], raw.columns.get("next_observations"), raw.final_observations)
+    return replace(
+        raw, columns=columns, images=raw.images | {PIXELS: pixels}, final_observations=None, final_known=None
     )
 
 
@@ -124,6 +134,15 @@ def fingerprint(raw: RawData, ends: np.ndarray) -> str:
         for part in chunks(len(column)):
             digest.update(np.ascontiguousarray(column[part], little).data)
     return digest.hexdigest()
+
+
+def identity(raw: RawData, ends: np.ndarray, memory: Memory = IN_MEMORY) -> str:
+    """The fingerprint of the dataset that `assemble` makes of these columns."""
+    stop = bounds_of(ends)[1]
+    known = known_successors(raw, stop - 1, raw.columns.get("terminations", np.zeros(raw.rows, bool)))[stop - 1]
+    plain = without_pixels(raw)
+    images = {k: i.stream(known, stop, memory, k, raw.where) for k, i in plain.images.items()}
+    return with_streams(fingerprint(plain, ends), replace(plain, streams=plain.streams | images))
 
 
 def with_streams(digest: str, raw: RawData) -> str:

@@ -5,6 +5,7 @@ to Python functions as a dataset: names, paths, lists of paths, DataFrames.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ def load_dataset(config: DatasetConfig | str | Dataset | Any, device: str = "cpu
         return open_mapped(target)
     memory = Memory(budget, target.parent)
     try:
-        parts = [load_one(source, config, memory) for source in sources[: len(names)]]
+        configs = [config, *[replace(config, episodes="")] * len(config.concatenate)]
+        parts = [load_one(s, c, memory) for s, c in zip(sources, configs, strict=False)]
         dataset = apply_transforms(parts, config, memory, files, device, quiet)
         if config.memory == "mmap" or memory.folder is not None or dataset.nbytes > budget:
             memory.write(dataset, target, code_id())

@@ -17,6 +17,7 @@ from offrl.data.dataset import Dataset
 from offrl.data.formats import d3rlpy, d4rl, lerobot, minari, ogbench, padded, robomimic, vd4rl
 from offrl.data.loading import cache
 from offrl.data.loading.assemble import assemble
+from offrl.data.loading.part import part_of
 from offrl.data.loading.resolve import Source, resolve
 from offrl.data.memory import IN_MEMORY, Memory
 from offrl.data.raw import RawData
@@ -31,9 +32,19 @@ from offrl.data.text import minari as minari_text
 from offrl.errors import UserError, warn
 from offrl.settings.dataset import DatasetConfig
 
+# whose readers read the episodes of dataset.episodes alone
+PARTIAL = ("lerobot",)
+
 
 def load_one(source: Source, config: DatasetConfig, memory: Memory) -> Dataset:
-    """One source, read and checked, with nothing done to it."""
+    """One source, read and checked, or the episodes of it that `config` names; nothing else is done to it."""
+    if not config.episodes or source.kind in PARTIAL:
+        return load_whole(source, config, memory)
+    return part_of(load_whole(source, replace(config, episodes=""), memory), config.episodes, memory)
+
+
+def load_whole(source: Source, config: DatasetConfig, memory: Memory) -> Dataset:
+    """All that the reader of a source gives."""
     if source.loader is not None:
         loaded = source.loader(config)
         if isinstance(loaded, RawData):
@@ -120,6 +131,11 @@ def read_raw(
     )
     if config.decimal != "auto" and not any(map(is_csv, source.files or (path,))):
         raise UserError(f"dataset.decimal={config.decimal} is for CSV, and {path} is none: its numbers are no texts")
+    if config.episodes and source.kind not in PARTIAL:
+        raise UserError(
+            f"dataset.episodes={config.episodes} is for loading data, and here all of {path} is read; leave it out "
+            "(offrl data subset keeps parts)"
+        )
     if config.mask and source.kind != "robomimic":
         raise UserError(f"dataset.mask={config.mask} is for robomimic's files, and {path} is none; leave it out")
     if source.kind not in ("columns", "d4rl", "builtin"):

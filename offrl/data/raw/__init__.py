@@ -59,6 +59,7 @@ class RawData:
     # [E, ...] an extra column after each episode's last row, if known
     final_columns: dict[str, np.ndarray] = field(default_factory=dict)
     streams: dict[str, RawStream] = field(default_factory=dict)  # observations beside the vector
+    left_out: Sequence[str] = ()  # images that nobody asked for
     images: dict[str, RawImages] = field(default_factory=dict)  # of which `assemble` makes more of them
 
     @property

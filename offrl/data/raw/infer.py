@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from offrl.data.dataset import DataSpec
-from offrl.data.memory import chunks
+from offrl.data.memory import chunks, rows_at_once
 from offrl.data.raw import RawData
 from offrl.data.raw.streams import streams_of
 from offrl.errors import UserError
@@ -39,7 +39,7 @@ def jumps(raw: RawData) -> np.ndarray:
     """Rows i whose stored successor is not observation i + 1; bool [R], False on the last row."""
     observations, successors = raw.columns["observations"], raw.columns["next_observations"]
     jump = np.zeros(len(observations), bool)
-    for part in chunks(len(observations) - 1):
+    for part in chunks(len(observations) - 1, rows_at_once(observations)):
         a, b = successors[part], observations[part.start + 1 : part.stop + 1]
         if not np.array_equal(a, b):
             a, b = a.reshape(len(a), -1).astype(np.float32), b.reshape(len(b), -1).astype(np.float32)
@@ -223,12 +223,14 @@ def starts_elsewhere(raw: RawData, last: np.ndarray) -> np.ndarray:
 
     Of terminations all or none: a task may now and then end where another episode begins.
     """
-    observations, successors = raw.columns["observations"], raw.columns["next_observations"]
-    same = (
-        (successors[last] == observations[(last + 1) % raw.rows])
-        .reshape(len(last), int(np.prod(observations.shape[1:])))
-        .all(1)
-    )
+    pairs = [(raw.columns["observations"], raw.columns["next_observations"])]
+    pairs += [(images.values, images.following) for images in raw.images.values() if images.following is not None]
+    same = np.ones(len(last), bool)
+    for observations, successors in pairs:
+        for part in chunks(len(last), rows_at_once(observations)):
+            rows = last[part]
+            equal = successors[rows] == observations[(rows + 1) % raw.rows]
+            same[part] &= equal.reshape(len(rows), int(np.prod(observations.shape[1:]))).all(1)
     ended = raw.columns.get("terminations", np.zeros(raw.rows, bool))[last]
     judged = same[:-1][ended[:-1]]
     return np.asarray(same if len(judged) >= 2 and judged.all() else same & ~ended)

@@ -21,7 +21,7 @@ from offrl.data.formats import minari as minari_source
 from offrl.data.formats.minari_episodes import info_leaves
 from offrl.data.formats.minari_spaces import load_metadata
 from offrl.data.formats.provenance import INFOS, extra_columns
-from offrl.data.loading.assemble import fingerprint
+from offrl.data.loading.assemble import identity
 from offrl.data.loading.read import read_raw
 from offrl.data.loading.resolve import Source, resolve
 from offrl.data.memory import Memory, chunks, memory_budget
@@ -38,6 +38,7 @@ from offrl.data.text.write import write_text
 from offrl.data.tools.merge import join
 from offrl.data.tools.subset import Choice, settle, take
 from offrl.data.writing.output_path import D4RL_SUFFIX, LEROBOT_SUFFIX, TEXT_SUFFIX, output_path
+from offrl.data.writing.pixels import with_pixels
 from offrl.data.writing.write import Progress, write_data
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
@@ -93,7 +94,7 @@ def convert(
     with _memory(config) as memory:
         raw = read_whole(config, memory)
         check(raw, config)
-        return _write(raw, output, [f"converted from {_origin(raw)}"], memory)
+        return _write(raw, output, [f"converted from {_origin(raw, memory)}"], memory)
 
 
 def subset(
@@ -122,7 +123,7 @@ def subset(
         part, description = take(raw, choice, memory, config)
         part.path = f"{raw.where} ({description})"
         check(part, config)
-        return _write(part, output, [f"{description} of {_origin(raw)}"], memory)
+        return _write(part, output, [f"{description} of {_origin(raw, memory)}"], memory)
 
 
 def merge(
@@ -152,7 +153,7 @@ def merge(
             check(parts[-1], config)
             settle(parts[-1])
         raw, notes = join(parts, memory)
-        return _write(raw, output, [f"merged from {_origin(p)}" for p in parts], memory, notes)
+        return _write(raw, output, [f"merged from {_origin(p, memory)}" for p in parts], memory, notes)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -168,11 +169,12 @@ def read_whole(config: DatasetConfig, memory: Memory) -> RawData:
     source = resolve(config.name, config)
     with reading(source.path):
         extra_fields = _other_columns(source, config)
-    return read_raw(config.name, replace(config, fields={**extra_fields, **config.fields}), memory, source)
+    raw = read_raw(config.name, replace(config, fields={**extra_fields, **config.fields}), memory, source)
+    return with_pixels(raw, memory)
 
 
 def _refuse_transforms(config: DatasetConfig) -> None:
-    if changed := config.changed((*DatasetConfig.TRANSFORMS, "drop_timeout_rows")):
+    if changed := config.changed((*DatasetConfig.TRANSFORMS, "drop_timeout_rows", "frames", "image_size", "episodes")):
         raise UserError(
             f"dataset.{changed[0]} is for loading data, not for making datasets; leave it out (offrl data subset keeps "
             "parts)"
@@ -251,15 +253,15 @@ def check(raw: RawData, config: DatasetConfig) -> None:
 # writing
 
 
-def _origin(raw: RawData) -> str:
+def _origin(raw: RawData, memory: Memory) -> str:
     """The description of a dataset, for the history in the new one."""
-    return f"{raw.where} ({raw.source}, {raw.rows} rows, fingerprint {_fingerprint(raw)[:16]})"
+    return f"{raw.where} ({raw.source}, {raw.rows} rows, fingerprint {_fingerprint(raw, memory)[:16]})"
 
 
-def _fingerprint(raw: RawData) -> str:
+def _fingerprint(raw: RawData, memory: Memory) -> str:
     """The fingerprint of the `Dataset` that `load_dataset` makes of these columns."""
-    loaded = replace(raw, columns={k: v for k, v in raw.columns.items() if not k.startswith(INFOS)})
-    return fingerprint(loaded, find_ends(raw))
+    loaded = replace(raw, columns={k: v for k, v in raw.columns.items() if not k.startswith(INFOS)}, notes=[])
+    return identity(loaded, find_ends(raw), memory)
 
 
 def _output(out: str, form: str, force: bool, progress: Progress | None, fps: float | None) -> _Output:
@@ -321,4 +323,4 @@ def _write(raw: RawData, output: _Output, steps: list[str], memory: Memory, note
         lossy = "; images are coded as H.264, which changes pixels a little" if raw.streams else ""
         left_out = "not kept: what followed each episode's last row, the range of the actions, the environment"
         notes = [*notes, left_out + lossy]
-    return Written(path, output.form, raw.rows, int(ends.sum()), _fingerprint(result), tuple(notes))
+    return Written(path, output.form, raw.rows, int(ends.sum()), _fingerprint(result, memory), tuple(notes))

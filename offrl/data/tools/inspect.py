@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 
+from offrl.data.loading.assemble import without_pixels
 from offrl.data.loading.read import read_raw
 from offrl.data.memory import chunks
 from offrl.data.raw import RawData, bounds_of
@@ -16,6 +17,7 @@ from offrl.data.raw.infer import find_ends
 from offrl.data.text import tools as text_tools
 from offrl.data.text.inspect import TextReport, text_report
 from offrl.data.tools.findings import Findings, aligned, scores_of
+from offrl.data.tools.streams import StreamSummary, described, entry_hashes, image_faults, row_bytes, shown_by
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import trust
 
@@ -56,6 +58,7 @@ class Report(Findings):
     rows: int
     columns: list[Column]
     terminations: int = 0
+    streams: list[StreamSummary] = field(default_factory=list)
     duplicates: int = 0  # rows whose observation, action and reward occurred before
     first_duplicate: tuple[int, int] | None = None  # the first such row, and the row it repeats
 
@@ -68,7 +71,7 @@ class Report(Findings):
         return f"  {self.rows:,} rows, {len(self.returns):,} episodes ({kinds})"
 
     def tables(self) -> list[str]:
-        lines = _table(self.columns)
+        lines = [*_table(self.columns), *(f"  {stream}" for stream in self.streams)]
         for column in self.columns:
             if column.constant:
                 total = int(np.prod(column.shape[1:], dtype=int))
@@ -105,10 +108,12 @@ def inspect_dataset(config: DatasetConfig | str) -> Report | TextReport:
 def report(raw: RawData, config: DatasetConfig) -> Report:
     """The report on columns that were already read."""
     raw.settle_kind()
-    faults = find_faults(raw, clip_actions=config.clip_actions)
+    shown = shown_by(raw)
+    plain = without_pixels(raw) if shown else raw
+    faults = image_faults(shown) + find_faults(raw, clip_actions=config.clip_actions)
     complete = not any(f.kind in ("missing", "empty", "length", "shape") for f in faults)
     returns = lengths = None
-    terminated = 0
+    terminated, duplicates, first, streams = 0, 0, None, list[StreamSummary]()
     if complete:
         ends = find_ends(raw)
         start, stop = bounds_of(ends)
@@ -116,7 +121,9 @@ def report(raw: RawData, config: DatasetConfig) -> Report:
         lengths = stop - start
         if "terminations" in raw.columns:
             terminated = int(raw.columns["terminations"][stop - 1].sum())
-    duplicates, first = _duplicates(raw) if complete else (0, None)
+        hashes = entry_hashes(shown)
+        duplicates, first = _duplicates(plain, hashes)
+        streams = described(shown, hashes, ends)
     environment = ""
     if (task := raw.task) is not None:
         name = task.env_id or "none"
@@ -127,7 +134,11 @@ def report(raw: RawData, config: DatasetConfig) -> Report:
         source=" ".join(w for w in (raw.source, raw.version) if w),
         path=raw.path,
         rows=raw.rows,
-        columns=[_column(name, column, raw.dimension_names(name)) for name, column in raw.columns.items()],
+        columns=[
+            _column(name, column, raw.dimension_names(name))
+            for name, column in plain.columns.items()
+            if column.shape[1:] != (0,)
+        ],
         faults=faults,
         notes=list(raw.notes),
         environment=environment,
@@ -136,6 +147,7 @@ def report(raw: RawData, config: DatasetConfig) -> Report:
         lengths=lengths,
         **scores_of(task, returns),
         terminations=terminated,
+        streams=streams,
         duplicates=duplicates,
         first_duplicate=first,
     )
@@ -205,13 +217,14 @@ def _column(name: str, column: np.ndarray, names: Sequence[str]) -> Column:
     )
 
 
-def _duplicates(raw: RawData) -> tuple[int, tuple[int, int] | None]:
+def _duplicates(raw: RawData, images: Mapping[str, np.ndarray]) -> tuple[int, tuple[int, int] | None]:
     """Rows that repeat an earlier row's observation, action and reward, by a 64-bit hash of their bytes; and the first
-    such pair.
+    such pair. images: hashes of what each row shows in each stream.
     """
     hashes = np.zeros(raw.rows, np.int64)
+    columns = [raw.columns[name] for name in ("observations", "actions", "rewards")] + [*images.values()]
     for part in chunks(raw.rows, 1 << 14):
-        rows = [_row_bytes(raw.columns[name][part]) for name in ("observations", "actions", "rewards")]
+        rows = [row_bytes(column[part]) for column in columns]
         hashes[part] = [hash(b"".join(row)) for row in zip(*rows, strict=True)]
     order = np.argsort(hashes, kind="stable")
     same = np.concatenate([[False], hashes[order][1:] == hashes[order][:-1]])
@@ -220,12 +233,6 @@ def _duplicates(raw: RawData) -> tuple[int, tuple[int, int] | None]:
     later = order[same]
     at = int(later.argmin())
     return int(same.sum()), (int(later[at]), int(order[np.flatnonzero(same)[at] - 1]))
-
-
-def _row_bytes(column: np.ndarray) -> list[bytes]:
-    """The bytes of each row."""
-    flat = np.ascontiguousarray(column).reshape(len(column), -1)
-    return flat.view(f"V{flat.shape[1] * flat.itemsize}")[:, 0].tolist() if flat.size else [b""] * len(flat)
 
 
 def _table(columns: list[Column]) -> list[str]:

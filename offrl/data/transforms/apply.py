@@ -81,11 +81,12 @@ def apply_transforms(
         dataset = normalize_observations(dataset, memory, owned)
     if config.augment != "none":
         dataset = add_clusters(dataset, config)
+    if (changed := config.changed(("frames", "image_size"))) and not any(s.image for s in dataset.spec.streams):
+        raise UserError(
+            f"dataset.{changed[0]}={getattr(config, changed[0])} is for images, and {dataset.spec.name} has none; "
+            "leave it out"
+        )
     if config.frames > 1:
-        if not any(stream.image for stream in dataset.spec.streams):
-            raise UserError(
-                f"dataset.frames={config.frames} stacks images, and {dataset.spec.name} has none; leave it at 1"
-            )
         dataset = replace(dataset, spec=replace(dataset.spec, frames=config.frames))
     if config.observation_keys:
         dataset = replace(dataset, spec=with_entries(dataset.spec, config.observation_keys))

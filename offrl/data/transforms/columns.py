@@ -9,7 +9,7 @@ import torch
 
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.memory import IN_MEMORY, Memory, chunks
-from offrl.errors import UserError
+from offrl.errors import UserError, some
 from offrl.tasks.task import lookup
 
 EPSILON = 1e-3  # added to the standard deviation of observations of published data, as TD3+BC and CORL do
@@ -119,12 +119,13 @@ def normalize_observations(dataset: Dataset, memory: Memory = IN_MEMORY, in_plac
     """(s - mean) / scale for observations and their successors, with mean and standard deviation over the rows'
     observations.
 
-    scale: see `scales`.
+    scale: see `scales`. Images and tables stay as they are, which a note says.
     `in_place`: overwrite the columns of `dataset`, which then takes no second copy of them.
     """
     observations = dataset.columns["observations"].numpy()
-    if observations.dtype != np.float32:
-        raise UserError(f"dataset.normalize_observations applies to float observations; these are {observations.dtype}")
+    note = f"normalize_observations leaves {some(dataset.stores)} as recorded" if dataset.stores else ""
+    if not observations[0].size:
+        return replace(dataset, notes=(*dataset.notes, note))
     rows, flat = len(observations), observations.reshape(len(observations), -1)
     total, square, largest = np.zeros((3, flat.shape[1]))
     for part in chunks(rows):
@@ -144,4 +145,4 @@ def normalize_observations(dataset: Dataset, memory: Memory = IN_MEMORY, in_plac
             out[part] = ((block - low) / high).reshape(source[part].shape)
         columns[name] = torch.from_numpy(out)
     spec = replace(dataset.spec, observation_mean=tuple(low.tolist()), observation_std=tuple(high.tolist()))
-    return dataset.changed("normalize_observations", columns=columns, spec=spec)
+    return dataset.changed("normalize_observations", note, columns, spec=spec)

@@ -29,7 +29,7 @@ def add_expert(dataset: Dataset, config: DatasetConfig, memory: Memory) -> Datas
 
     Raises UserError where there are too few episodes, or where the two do not fit together.
     """
-    config = replace(config, name=str(config.expert))
+    config = replace(config, name=str(config.expert), episodes="")
     expert = load_one(resolve(config.name, config), config, memory)
     return append_expert(dataset, expert, config.expert_episodes, config.expert_choice, config.expert_unmarked, memory)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from offrl.data.dataset import Dataset
-from offrl.errors import UserError, warn
+from offrl.errors import UserError, some, warn
 from offrl.settings.dataset import DatasetConfig
 
 CLUSTERS = "stitch_clusters"  # column of a dataset: int64 [R]
@@ -61,6 +61,11 @@ def feature_column(dataset: Dataset, config: DatasetConfig) -> tuple[str, Tensor
         )
     column = dataset.columns[name]
     width = column[0].numel()
+    if not width:
+        raise UserError(
+            f"dataset.augment=stitch clusters numbers, and {dataset.spec.name} has {some(dataset.stores)} alone; leave "
+            "it out, or take data with achieved goals (dataset.augment_on=goals)"
+        )
     if config.augment_dims > width:
         raise UserError(
             f"dataset.augment_dims={config.augment_dims} is more than the {width} numbers of a row of {name}"

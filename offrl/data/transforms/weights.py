@@ -11,7 +11,7 @@ import torch
 
 from offrl.data.dataset import Dataset, effective_episodes
 from offrl.data.transforms.episodes import best_share
-from offrl.errors import UserError
+from offrl.errors import UserError, some
 
 KINDS = ("none", "return", "advantage", "top")
 
@@ -37,6 +37,11 @@ def weight_episodes(dataset: Dataset, kind: str, temperature: float = 0.1, fract
         weights[best_share(returns, fraction)] = 1.0
         description = f"top {fraction:g}"
     else:
+        if kind == "advantage" and not dataset.spec.observation_dim:
+            raise UserError(
+                f"dataset.weighting=advantage fits values to observations of numbers, and {where} has "
+                f"{some(dataset.stores)} alone: use return or top"
+            )
         if count == 1:
             raise UserError(
                 f"{where} has one episode, so that dataset.weighting={kind} has nothing to prefer; leave it out"

@@ -24,6 +24,7 @@ from offrl.data.raw.infer import find_ends
 from offrl.data.writing import write_lerobot as lerobot_layout
 from offrl.data.writing import write_minari as minari_layout
 from offrl.data.writing.output_path import atomic_output, output_path, write_error
+from offrl.data.writing.pixels import with_pixels
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 
@@ -70,7 +71,7 @@ def write_data(
     metadata = {aliases.get(k, k): v for k, v in (metadata or {}).items() if v is not None}
     name = str(metadata.get("dataset_id") or "")
     path, data_id = output_path(target, form, name, force)
-    raw = canonical_raw(raw)
+    raw = canonical_raw(with_pixels(raw, memory))
     ends = find_ends(raw)
     if form == "lerobot":
         return _write_lerobot(path, raw, ends, fps, metadata, _steps(progress, raw), memory)
