@@ -444,8 +444,8 @@ def test_parts_and_several_data_of_images_are_written(tmp_path: Path) -> None:
     "keys, message",
     [
         ([], r"the images front, top would be missing .*dataset.observation_keys"),
-        (["state", "front"], r"no layout that offrl writes holds front: .*dataset.episodes.*dataset.concatenate"),
-        (["front"], "no layout that offrl writes holds front"),
+        (["state", "front"], r"not written with front: .*dataset.episodes.*dataset.concatenate"),
+        (["front"], "not written with front"),
     ],
 )
 def test_no_file_is_written_without_its_images(tmp_path: Path, keys: list[str], message: str) -> None:

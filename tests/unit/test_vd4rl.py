@@ -176,7 +176,7 @@ def test_a_folder_of_two_kinds(tmp_path: Path) -> None:
     folder = write_npz(tmp_path / "x")
     write_shards(tmp_path / "y")
     (tmp_path / "y" / "9.hdf5").rename(folder / "9.hdf5")
-    assert "without CSV, Parquet or V-D4RL files" in refused(folder)
+    assert "and CSV, Parquet or V-D4RL files" in refused(folder)
     (folder / "9.hdf5").unlink()
     np.savez(sorted(folder.iterdir())[1], observations=np.zeros(3))
     assert "has no 'image'" in refused(folder)

@@ -14,7 +14,7 @@ from offrl.data.transforms.episodes import keep_episodes
 
 
 def part_of(dataset: Dataset, text: str, memory: Memory) -> Dataset:
-    """The named episodes, in the order of the data, with their images alone. Raises UserError; see `episode_numbers`."""
+    """The episodes that `text` names, in the order of the data, with their images alone. Raises UserError."""
     numbers = torch.from_numpy(episode_numbers(text, dataset.num_episodes, dataset.spec.name))
     part = keep_episodes(dataset, numbers, f"episodes {text}", memory)
     stores = {name: store.compact(partial(memory.taken, name)) for name, store in part.stores.items()}

@@ -92,7 +92,7 @@ def convert(
     if (texts := _texts(config)) is not None:
         return _write_texts(texts, output, [f"converted from {text_tools.origin(texts.dataset, config.name)}"])
     with _memory(config) as memory:
-        raw = read_whole(config, memory)
+        raw = read_whole(config, memory, output.form == "lerobot")
         check(raw, config)
         return _write(raw, output, [f"converted from {_origin(raw, memory)}"], memory)
 
@@ -160,8 +160,9 @@ def merge(
 # reading
 
 
-def read_whole(config: DatasetConfig, memory: Memory) -> RawData:
-    """All columns of a dataset, also those that `load_dataset` leaves out: they are named infos/... here.
+def read_whole(config: DatasetConfig, memory: Memory, streams: bool = False) -> RawData:
+    """All columns of a dataset, also those that `load_dataset` leaves out: they are named infos/... here. streams: what
+    is written may hold several.
 
     Raises UserError for settings that change data on loading.
     """
@@ -170,7 +171,7 @@ def read_whole(config: DatasetConfig, memory: Memory) -> RawData:
     with reading(source.path):
         extra_fields = _other_columns(source, config)
     raw = read_raw(config.name, replace(config, fields={**extra_fields, **config.fields}), memory, source)
-    return with_pixels(raw, memory)
+    return raw if streams else with_pixels(raw, memory)
 
 
 def _refuse_transforms(config: DatasetConfig) -> None:

@@ -30,9 +30,9 @@ def with_pixels(raw: RawData, memory: Memory) -> RawData:
     stream = raw.streams.get(PIXELS)
     if stream is None or len(streams) > 1 or stream.values.ndim != 4 or raw.columns["observations"].shape[1:] != (0,):
         raise UserError(
-            f"{raw.where}: no layout that offrl writes holds {some(streams)}: train on the data themselves (a part: "
-            "dataset.episodes=0:100; several: dataset.concatenate=[...]), or write the numbers alone, "
-            "dataset.observation_keys=[...]"
+            f"{raw.where}: HDF5 and Minari are not written with {some(streams)}: convert them to OUT.lerobot, train on "
+            "the data themselves (a part: dataset.episodes=0:100; several: dataset.concatenate=[...]), or write the "
+            "numbers alone, dataset.observation_keys=[...]"
         )
     columns = raw.columns | {"observations": memory.taken("observations", stream.values, stream.entries)}
     raw = replace(raw, columns=columns, streams={})

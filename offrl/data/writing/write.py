@@ -62,16 +62,11 @@ def write_data(
         raise UserError(
             f"{target}: JSON lines hold texts, and {raw.where} holds numbers: write .hdf5 or a Minari dataset"
         )
-    if raw.streams and form != "lerobot":
-        raise UserError(
-            f"{target}: this layout is written without images, and {raw.where} holds {', '.join(raw.streams)}: choose "
-            "vectors with dataset.observation_keys=[...], or write a LeRobot dataset (OUT.lerobot)"
-        )
     aliases = {"algorithm": "algorithm_name", "email": "author_email"}  # Minari's words
     metadata = {aliases.get(k, k): v for k, v in (metadata or {}).items() if v is not None}
     name = str(metadata.get("dataset_id") or "")
     path, data_id = output_path(target, form, name, force)
-    raw = canonical_raw(with_pixels(raw, memory))
+    raw = canonical_raw(raw if form == "lerobot" else with_pixels(raw, memory))
     ends = find_ends(raw)
     if form == "lerobot":
         return _write_lerobot(path, raw, ends, fps, metadata, _steps(progress, raw), memory)
