@@ -19,6 +19,7 @@ import torch
 from offrl.data.dataset import DataSpec
 from offrl.data.fit import check_fit
 from offrl.errors import UserError, warn
+from offrl.evaluation.evaluator import finite_rows
 from offrl.evaluation.steppers import StepFailed, Steps, step_all
 from offrl.tasks.entries import entries
 from offrl.tasks.environments import action_kind, episode_limit, flattener, make_env, to_space
@@ -149,7 +150,7 @@ class Play:
                 "cut before that step"
             )
             valid[k], over[k], terminated[k] = False, True, False
-        good = np.isfinite(rewards) & np.isfinite(rows.reshape(len(rows), -1)).all(1) | ~valid
+        good = np.isfinite(rewards) & finite_rows(rows) | ~valid
         if not good.all():
             seat = self.seats[int(np.flatnonzero(~good)[0])]
             raise UserError(
@@ -178,7 +179,7 @@ class Play:
             "episode": torch.tensor([seat.episode for seat in self.seats]),
             "length": torch.tensor(lengths),
             "actions": torch.from_numpy(np.concatenate([empty, *actions])),
-            "current": torch.from_numpy(self.current.copy()),
+            "current": torch.from_numpy(self.current.copy().view(np.uint8).reshape(len(lengths), -1)),
         }
 
     def resume(self, state: dict[str, torch.Tensor]) -> tuple[list[Turn], list[int]]:
@@ -200,7 +201,7 @@ class Play:
             rows, steps = self._advance(at, np.stack([parts[k][t] for k in at]))
             for i, k in enumerate(at):
                 seat = self.seats[k]
-                if i in steps.unstable or steps.over[i] or not np.isfinite(rows[i]).all():
+                if i in steps.unstable or steps.over[i] or not finite_rows(rows[i : i + 1])[0]:
                     restarted.add(k)
                     continue
                 seat.actions.append(parts[k][t])
@@ -232,7 +233,7 @@ class Play:
         except Exception as error:  # third-party environment
             raise UserError(f"{self.name} failed on reset {seat.where()}: {type(error).__name__}: {error}") from error
         row = np.asarray(self.flatten(observation))
-        if row.shape != self.shape or not np.isfinite(row).all():
+        if row.shape != self.shape or not finite_rows(row[None])[0]:
             fault = (
                 f"of shape {row.shape}, its space says {self.shape}"
                 if row.shape != self.shape
@@ -285,7 +286,7 @@ def spec_of(task: Task) -> tuple[DataSpec, Task]:
         if isinstance(env.observation_space, gym.spaces.Dict) and not task.observation_keys:
             keys = tuple("/".join(map(str, path)) for path, _ in entries(env.observation_space))
             task = replace(task, observation_keys=keys)
-        _, shape, _ = flattener(env, task.observation_keys)
+        _, shape, kind = flattener(env, task.observation_keys)
         discrete, size = action_kind(env)
         low, high = (), ()
         if not discrete:
@@ -295,6 +296,11 @@ def spec_of(task: Task) -> tuple[DataSpec, Task]:
                 raise UserError(f"{task.name} has actions without bounds; wrap it in gymnasium.wrappers.RescaleAction")
     finally:
         env.close()
+    if np.dtype(kind).names:
+        raise UserError(
+            f"{task.name} has images, of which data say how many a policy sees: dataset=PATH mixing=0 takes what they "
+            "say, and learns from play alone"
+        )
     spec = DataSpec(
         shape,
         1 if discrete else size,

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from offrl import rng
 from offrl.algorithm import TrainState, select, with_config
 from offrl.errors import UserError
+from offrl.nn.stream_encoder import ENCODER
 from offrl.settings.replicas import Replica
 from offrl.system import backend
 from offrl.training.engine import LocalEngine, Plan
@@ -88,24 +89,30 @@ class Learner(LocalEngine):
             self.hyper[0][name] = self.base[name] * (first + (last - first) * min(1.0, share / until))
 
     @torch.no_grad()
-    def act(self, observations: np.ndarray, t: int, noise: float | None, begun: np.ndarray) -> np.ndarray:
-        """Actions [N, E, A] in [-1, 1], or [N, E] choices, for normalised observations [N, E, O] at environment step t.
+    def act(self, observations: Any, t: int, noise: float | None, begun: np.ndarray) -> np.ndarray:
+        """Actions [N, E, A] in [-1, 1], or [N, E] choices, for normalised observations [N, E, O], or several streams of
+        them by name, at environment step t.
 
         noise: None: the policy explores in its own way; else see `FinetuneConfig.noise`. begun [N, E]: episodes that
         are at their start. A second call for the same t acts from the same memory.
         """
-        acting, spec = self._acting(), self.algorithm.spec
+        acting, spec, streams = self._acting(), self.algorithm.spec, self.algorithm.data_spec.streams
         if t != self._acted:
             self._before, self._acted = self._after, t
-        obs = torch.tensor(observations, dtype=torch.float32, device=self.device)
+        if streams:
+            obs: Any = pytree.tree_map(lambda x: x.to(self.device), observations)
+        else:
+            obs = torch.tensor(observations, dtype=torch.float32, device=self.device)
         keys, fresh = rng.fold_in(rng.fold_in(acting.key, ACTING), t), torch.from_numpy(begun).to(self.device)
 
         def one(
-            state: TrainState, obs: Tensor, key: Tensor, values: dict[str, Tensor], carry: Any, fresh: Tensor
+            state: TrainState, obs: Any, key: Tensor, values: dict[str, Tensor], carry: Any, fresh: Tensor
         ) -> tuple[Tensor, Any]:
             for name, value in values.items():
                 object.__setattr__(self._own.config, name, value)
             actor = self._own.actor(state)
+            if streams:
+                obs = actor.apply(ENCODER, obs)
             carry = None if carry == () else actor.begin_anew(carry, fresh)
             actions, carry = actor.act(carry, obs, key, explore=noise is None)
             after = () if carry is None else carry
@@ -121,7 +128,7 @@ class Learner(LocalEngine):
         if not self.captured:
             actions, self._after = vmap(one)(*inputs)
             return actions.cpu().numpy()
-        way = (noise, obs.shape)
+        way = (noise, begun.shape)
         if way not in self._graphs:  # many small kernels for each step of the environments
             self._graphs[way] = backend.Captured(vmap(one), *inputs)
         actions, after = self._graphs[way](*inputs)

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from offrl.algorithm import TrainState
 from offrl.data.fit import settled
+from offrl.encoding import set_spec
 from offrl.errors import UserError
 from offrl.evaluation.evaluator import Evaluator
 from offrl.finetuning import record as place
@@ -21,7 +23,7 @@ from offrl.finetuning.replay_buffer import MixedBatches, Replay, Ring
 from offrl.finetuning.residual.loop import ResidualLoop
 from offrl.finetuning.session import OnlineLoop
 from offrl.finetuning.start import Start
-from offrl.finetuning.transitions import Rows, columns_for, normal, returns_of
+from offrl.finetuning.transitions import Rows, columns_for, returns_of
 from offrl.settings.presets import finetune_settings
 from offrl.system import backend
 from offrl.system.devices import pick_device
@@ -50,7 +52,8 @@ def finetune(start: Start, run_dir: Path) -> None:
         play = stack.enter_context(
             Play(start.task, start.spec, seeds, config.envs or 1, config.seed, config.eval.max_steps, margin)
         )
-        start.spec = start.algorithm.spec = settled(start.spec, play.seats[0].env)
+        start.spec = settled(start.spec, play.seats[0].env)
+        set_spec(start.algorithm, start.spec)
         kind = ResidualLoop if config.mode == "residual" else TransitionLoop
         stack.enter_context(exclusive(run_dir))
         mode = choose_mode(config.compile, device, kind.lengths(start)[1], start.algorithm)
@@ -79,8 +82,7 @@ class TransitionLoop(OnlineLoop):
         self.ended = np.zeros(self.many, bool)  # an episode has ended since the last updates
         self.warmup = config.warmup or 0
         sampler = algorithm.sampler()
-        image = start.spec.observation_mean is None and self.play.kind == np.uint8
-        columns = columns_for(start.spec, sampler, torch.uint8 if image else torch.float32, algorithm.config.name)
+        columns = columns_for(start.spec, sampler, algorithm.config.name)
         discount = start.data.discount_returns if start.data is not None else None
         discount = float(getattr(algorithm.config, "discount", 0.99)) if discount is None else discount
         self.rows = Rows(start.spec, columns, self.many, self.envs, returns_of(sampler, discount), sampler)
@@ -156,8 +158,8 @@ class TransitionLoop(OnlineLoop):
         if self.start.parent is None and self.t < self.warmup:
             actions = self.learner.anything(self.envs, self.t)
             return actions.reshape(-1, *actions.shape[2:])
-        spec = self.start.spec
-        observations = normal(spec, self.play.current).reshape(self.many, self.envs, spec.observation_dim)
+        visible = self.rows.observed(self.play.current)
+        observations = pytree.tree_map(lambda x: x.reshape(self.many, self.envs, *x.shape[1:]), visible)
         begun = np.array([not seat.actions for seat in self.play.seats]).reshape(self.many, self.envs)
         for _ in range(2):
             actions = self.learner.act(observations, self.t, self.config.noise, begun)

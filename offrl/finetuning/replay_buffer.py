@@ -5,9 +5,9 @@ data's.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -15,10 +15,12 @@ from torch import Tensor
 from torch.func import vmap
 
 from offrl import rng
+from offrl.data.memory import free_bytes
 from offrl.data.samplers.tables import Packed
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
 from offrl.system import files as checkpoint
+from offrl.system.backend import move
 
 FOLDER = "replay"  # of a run directory: the rows in the order in which they came, a file for each checkpoint
 Column = tuple[tuple[int, ...], torch.dtype]  # shape of a row, type
@@ -43,18 +45,16 @@ class Ring:
                 layout[name] = (width, width + math.prod(shape), shape, kind)
                 width += math.prod(shape)
         apart = {name: column for name, column in self.columns.items() if name not in layout}
+        size = replicas * capacity * (4 * width + sum(math.prod(s) * kind.itemsize for s, kind in apart.values()))
         try:
+            if device.type == "cpu" and size > free_bytes():
+                raise MemoryError
             table = torch.zeros(replicas * capacity, width, dtype=torch.float32, device=device)
             self.apart = {
                 name: torch.zeros(replicas * capacity, *shape, dtype=kind, device=device)
                 for name, (shape, kind) in apart.items()
             }
         except (MemoryError, RuntimeError):
-            size = (
-                replicas
-                * capacity
-                * (4 * width + sum(math.prod(shape) * kind.itemsize for shape, kind in apart.values()))
-            )
             raise UserError(
                 f"{capacity:,} transitions of {replicas} replicas need {size / 1e9:.1f} GB; set a smaller capacity=, "
                 "or fewer steps="
@@ -86,8 +86,13 @@ class Ring:
     def take(self, slots: Tensor) -> Batch:
         """The rows in slots [N, B] of each replica: [N, B, ...]."""
         index = (slots + self._first).reshape(-1)
-        batch = self.packed.take(index) | {name: column[index] for name, column in self.apart.items()}
-        return {name: batch[name].reshape(*slots.shape, *shape) for name, (shape, _) in self.columns.items()}
+        columns = self.packed.take(index) | {name: column[index] for name, column in self.apart.items()}
+        batch: Batch = {}
+        for name, (shape, _) in self.columns.items():
+            column, _, stream = name.partition("/")
+            target: Any = batch.setdefault(column, {}) if stream else batch  # type: ignore[arg-type]
+            target[stream or column] = columns[name].reshape(*slots.shape, *shape)
+        return batch
 
 
 class MixedBatches:
@@ -119,14 +124,13 @@ class MixedBatches:
             counts = self.ring.counts + self.source.count  # [N]
             key = self._key(step, 2, self.keys)
             from_data = vmap(lambda k, n: rng.randint(k, (self.size,), n))(key, counts) < self.source.count  # [N, B]
-            return {
-                k: torch.where(from_data.reshape(*from_data.shape, *[1] * (v.ndim - 2)), v, played[k])
-                for k, v in data.items()
-            }
+            return _merged(
+                lambda v, w: torch.where(from_data.reshape(*from_data.shape, *[1] * (v.ndim - 2)), v, w), data, played
+            )
         if self.from_data == self.size:
             return data
         played = self._played(step, self.size - self.from_data)
-        return {k: torch.cat([v, played[k]], 1) for k, v in data.items()}
+        return _merged(lambda v, w: torch.cat([v, w], 1), data, played)
 
     @staticmethod
     def _key(step: int, stream: int, keys: Tensor) -> Tensor:
@@ -138,7 +142,14 @@ class MixedBatches:
 
     def _of_data(self, step: int) -> Batch:
         batch = vmap(lambda k: self.sampler(self.source, k, self.from_data))(self._key(step, 1, self.data_keys))
-        return {k: v.to(self.ring.device) for k, v in batch.items()}
+        return cast(Batch, move(batch, self.ring.device))
+
+
+def _merged(function: Callable[[Tensor, Tensor], Tensor], data: Any, played: Any) -> Any:
+    """A batch of two, also of the streams in it."""
+    if not isinstance(data, dict):
+        return function(data, played)
+    return {name: _merged(function, data[name], played[name]) for name in data}
 
 
 def _device(source: Any) -> torch.device:

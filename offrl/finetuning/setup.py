@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from offrl import registry
 from offrl.algorithm import Algorithm
 from offrl.data.dataset import Dataset
+from offrl.encoding import set_spec
 from offrl.errors import UserError, nearest, warn
 from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, choose
 from offrl.finetuning.environments import spec_of
@@ -30,7 +29,7 @@ from offrl.system import files as checkpoint
 from offrl.system import trust
 from offrl.tasks.task import Task
 from offrl.training.engine import first_state
-from offrl.training.setup import make_algorithm
+from offrl.training.setup import make_algorithm, with_encoder
 
 
 def begin(
@@ -43,7 +42,7 @@ def begin(
     trust.typed(settings.get("env"))
     fields = {f.name for f in dataclasses.fields(FinetuneConfig)}
     other = {k: settings[k] for k in settings if k.partition(".")[0] not in fields}
-    known = ("algo", "dataset", "seeds", "grid", "experiment", "from")
+    known = ("algo", "encoder", "dataset", "seeds", "grid", "experiment", "from")
     for name in other:
         if name.partition(".")[0] not in known:
             options = [*fields, *known]
@@ -71,11 +70,10 @@ def begin(
         start.user_settings = {k: v for k, v in settings.items() if k not in ("name", "runs_dir")}
     if start.config.mode == "transitions":
         # refuses what is not played
-        columns_for(start.spec, start.algorithm.sampler(), torch.float32, start.algorithm.config.name)
+        columns_for(start.spec, start.algorithm.sampler(), start.algorithm.config.name)
     # a policy's file says where it learnt
-    start.spec = start.algorithm.spec = dataclasses.replace(
-        start.spec, task=dataclasses.replace(start.task, env_factory=None)
-    )
+    start.spec = dataclasses.replace(start.spec, task=dataclasses.replace(start.task, env_factory=None))
+    set_spec(start.algorithm, start.spec)
     return start
 
 
@@ -92,7 +90,9 @@ def _of_run(
         )
     kind, changes = _kind(run.record["identity"]["algo"]["name"], str(path))
     for name in other:
-        if name.partition(".")[0] in ("algo", "seeds", "grid", "experiment") and not name.startswith("algo."):
+        if name.partition(".")[0] in ("algo", "encoder", "seeds", "grid", "experiment") and not name.startswith(
+            "algo."
+        ):
             raise UserError(
                 f"{name}= cannot be changed: the replicas of {path} go on as they are; algo.SETTING=value changes a "
                 "setting"
@@ -112,7 +112,7 @@ def _of_run(
     check_rewards(parent.dataset, config)
     if config.mixing != 0.0 or dataset is not None:
         data = run_data(parent, config, dataset, run.record, path)
-        spec = data.spec
+        spec = dataclasses.replace(data.spec, encoder=record_spec.encoder)
     algorithm = kind(algo, spec)
     saved = checkpoint.load_latest(path)
     if saved is None:
@@ -182,7 +182,7 @@ def _fresh(config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | Non
         data = load(parent.dataset, config, dataset)
         parent = dataclasses.replace(parent, algo=algo)
         parent = runs.fit(parent, data)
-        algo, spec = parent.algo, data.spec
+        algo, spec = parent.algo, with_encoder(parent, data.spec)
         task = task_of(spec, config, "auto", env, "env=ID")
         described = data.describe()
     else:

@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from offrl.data.dataset import DataSpec
 from offrl.data.samplers.chunks import WHOLE, ChunkSampler
 from offrl.data.samplers.transitions import AT_END, FOLLOWING, SPAN, STEP_REWARDS, VALID, TransitionSampler
 from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
+from offrl.evaluation import streams
 from offrl.finetuning.environments import Turn
 from offrl.finetuning.replay_buffer import Column
 
@@ -35,27 +37,34 @@ def returns_of(sampler: Any, discount: float) -> Returns:
     return getattr(sampler, "returns", None) or functools.partial(returns_to_go, discount=discount)
 
 
-def columns_for(spec: DataSpec, sampler: Any, observation_type: torch.dtype, name: str) -> dict[str, Column]:
-    """The columns of a row that `sampler`, that of the algorithm `name`, requires. Raises UserError for what playing
-    cannot give.
+def columns_for(spec: DataSpec, sampler: Any, name: str) -> dict[str, Column]:
+    """The columns of a row that `sampler`, that of the algorithm `name`, requires; observations of several streams are
+    a column for each, such as observations/front. Raises UserError for what playing cannot give.
     """
     if not isinstance(sampler, TransitionSampler | ChunkSampler):
         raise UserError(f"{name} learns from batches of its own kind ({type(sampler).__name__}), which are not made of "
                         "single transitions: offrl finetune cannot go on with it")  # fmt: skip
     if unknown := [column for column in sampler.extra if column not in LATE]:
         raise UserError(f"{name} learns from the data's column '{unknown[0]}', which an environment does not give")
-    observation: Column = tuple(spec.observation_shape), observation_type
     action: Column = ((), torch.int64) if spec.discrete else ((spec.action_dim,), torch.float32)
     number: Column = (), torch.float32
     columns = {
-        "observations": observation,
+        **_observation("observations", spec),
         "actions": action,
         "rewards": number,
-        "next_observations": observation,
+        **_observation("next_observations", spec),
         "masks": number,
     }
     columns |= {column: action if column == "next_actions" else number for column in sampler.extra}
     return columns | dict.fromkeys(getattr(sampler, "played", ()), number)
+
+
+def _observation(name: str, spec: DataSpec) -> dict[str, Column]:
+    if not spec.streams:
+        return {name: (tuple(spec.observation_shape), torch.float32)}
+    fields = (streams.kind_of(spec, spec.frames).fields or {}).items()
+    kinds = {np.dtype(np.uint8): torch.uint8, np.dtype(np.float32): torch.float32}
+    return {f"{name}/{field}": (kind.shape, kinds[kind.base]) for field, (kind, *_) in fields}
 
 
 def normal(spec: DataSpec, observations: np.ndarray) -> np.ndarray:
@@ -91,7 +100,7 @@ class RingWindows:
             VALID: (length, torch.bool),
             SPAN: ((), torch.int64),
         }
-        more[FOLLOWING] = columns["next_observations"]
+        more |= {_renamed(name): column for name, column in columns.items() if _head(name) == "next_observations"}
         if self.chunks:
             shape, kind = columns["actions"]
             more |= {"actions": ((*length, *shape), kind), WHOLE: ((), torch.float32)}
@@ -117,12 +126,22 @@ class RingWindows:
         rewards = np.zeros(self.length, np.float32)
         rewards[:span] = [row["rewards"] for row in rows]
         valid = np.arange(self.length) < span
-        window = {**first, **{name: last[name] for name in AT_END if name in last}}
-        window |= {STEP_REWARDS: rewards, VALID: valid, SPAN: np.int64(span), FOLLOWING: first["next_observations"]}
+        window = {**first, **{name: value for name, value in last.items() if _head(name) in AT_END}}
+        window |= {STEP_REWARDS: rewards, VALID: valid, SPAN: np.int64(span)}
+        window |= {_renamed(name): value for name, value in first.items() if _head(name) == "next_observations"}
         if self.chunks:
             window["actions"] = np.stack([row["actions"] for row in rows] + [last["actions"]] * (self.length - span))
             window[WHOLE] = np.float32(span == self.length or last["masks"] == 0.0)
         return window
+
+
+def _head(column: str) -> str:
+    return column.partition("/")[0]
+
+
+def _renamed(column: str) -> str:
+    """A column of next observations among those after a window's first step."""
+    return FOLLOWING + column.removeprefix("next_observations")
 
 
 class Rows:
@@ -152,14 +171,35 @@ class Rows:
         self.owner = np.repeat(np.arange(replicas), envs)
         self.whole, self.following = "returns_to_go" in columns, "next_actions" in columns
         self.waiting: list[list[dict[str, Any]]] = [[] for _ in self.owner]  # the rows of each running episode
+        self.past = streams.begin(len(self.owner), spec, None) if spec.streams else None  # their frames so far
+
+    def observed(self, observations: np.ndarray) -> np.ndarray | dict[str, Tensor]:
+        """Observations [K, ...] of the environments as the encoder or the algorithm takes them: of several streams by
+        name, with the frames before them.
+        """
+        if self.past is None:
+            return normal(self.spec, observations)
+        return streams.push(self.past, streams.tensors_of(observations, self.spec))[0]
+
+    def _observations(self, turn: Turn) -> dict[str, np.ndarray]:
+        """The columns of observations and their successors."""
+        if self.past is None:
+            parts = turn.observations, turn.next_observations
+            return dict(zip(("observations", "next_observations"), (normal(self.spec, x) for x in parts), strict=True))
+        before, past = streams.push(self.past, streams.tensors_of(turn.observations, self.spec))
+        after = streams.push(past, streams.tensors_of(turn.next_observations, self.spec))[0]
+        valid, over = torch.from_numpy(turn.valid), torch.from_numpy(turn.over)
+        frames = {n: torch.where(valid.reshape(-1, 1, 1, 1), x, self.past.frames[n]) for n, x in past.frames.items()}
+        self.past = past._replace(frames=frames, fresh=self.past.fresh & ~valid | over)
+        pairs = {"observations": before, "next_observations": after}.items()
+        return {f"{column}/{name}": x.numpy() for column, parts in pairs for name, x in parts.items()}
 
     def take(self, turn: Turn) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """(whose [R], rows [R, ...]): what is known completely now, in order."""
         ready = {
-            "observations": normal(self.spec, turn.observations),
+            **self._observations(turn),
             "actions": turn.actions,
             "rewards": (turn.rewards * self.spec.reward_scale + self.spec.reward_shift).astype(np.float32),
-            "next_observations": normal(self.spec, turn.next_observations),
             "masks": (~turn.terminated).astype(np.float32),
         }
         # flags of the data's rows alone, such as of demonstrations
@@ -186,6 +226,8 @@ class Rows:
     def drop(self, k: int) -> None:
         """Forget what waits of the episode of environment k."""
         self.waiting[k].clear()
+        if self.past is not None:
+            self.past.fresh[k] = True
         if self.windows is not None:
             self.windows.drop(k)
 

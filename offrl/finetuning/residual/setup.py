@@ -76,6 +76,11 @@ def begin(
             f"{path}: {label} chooses among {'texts' if spec.text else 'discrete actions'}, and a residual adds to "
             "real numbers"
         )
+    if spec.streams:
+        raise UserError(
+            f"{path}: {label} sees {', '.join(s.name for s in spec.streams)}, and a residual takes rows of numbers: "
+            "mode=transitions trains such a policy on"
+        )
     if len(spec.observation_shape) != 1:
         raise UserError(
             f"{path}: {label} sees images ({'x'.join(map(str, spec.observation_shape))}), and a residual takes rows of "
