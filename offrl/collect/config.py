@@ -66,6 +66,11 @@ class CollectConfig:
     parallel: int = setting(
         16, "environments stepped side by side; decides, with the seed, what is recorded", low=1, high=1024
     )
+    images: bool = setting(
+        False, "record what render() shows beside the numbers, as the images 'pixels' of `dataset.observation_keys`"
+    )
+    size: list[int] = setting([64, 64], "height and width of such images, each pixel the mean of what it covers")
+    camera: str = setting("", "camera of such images (MuJoCo); empty: the environment's own", shown="NAME")
     max_steps: int | None = setting(None, "cut episodes after so many steps; null: the environment's own limit", low=1)
     # recipe=ogbench
     kind: str = setting(

@@ -177,5 +177,10 @@ def prepare(config: CollectConfig) -> tuple[World, dict[str, Any]]:
     """Check what can be checked before anything is made."""
     _sets(config)
     world = look(config.env, config.max_steps)
+    if config.images or world.images:
+        raise UserError(
+            f"recipe=d4rl trains on numbers, and images of {config.env} are recorded from a policy: "
+            "policy=FILE.py:NAME, or a run on images"
+        )
     library()
     return world, {"trained_by": algorithm_of(world, config)}

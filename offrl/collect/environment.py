@@ -10,9 +10,11 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from offrl.collect.pictures import check_camera, rendered
 from offrl.errors import UserError
 from offrl.system import trust
-from offrl.tasks.environments import action_kind, make_env, time_limit
+from offrl.tasks.entries import PIXELS, VECTOR, entries
+from offrl.tasks.environments import action_kind, flattener, is_image, make_env, time_limit
 from offrl.tasks.provenance import provenance
 from offrl.tasks.task import Task
 
@@ -31,6 +33,10 @@ class World:
     mujoco: bool
     label: str  # id and versions
     spec: str  # Gymnasium's JSON
+    kind: np.dtype  # of an observation, with a field for each stream where there are images; see `flattener`
+    keys: tuple[str, ...] = ()  # the entries of Dict observations
+    picture: tuple[int, ...] = ()  # height and width of rendered images; (): none
+    camera: str = ""
 
     @property
     def discrete(self) -> bool:
@@ -38,19 +44,32 @@ class World:
 
     @property
     def dim(self) -> int:
+        """Numbers of an observation."""
         return int(np.prod(self.shape, dtype=int))
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """The names of the images that are recorded."""
+        return tuple(name for name in self.kind.names or () if name != VECTOR) or (PIXELS,) * bool(self.picture)
 
     def make(self) -> gym.Env:
         """A fresh environment, ended after `limit` steps."""
-        return make_env(Task(name=self.env_id, env_id=self.env_id))
+        return make_env(_task(self.env_id, bool(self.picture), self.camera))
 
 
-def look(env_id: str, max_steps: int | None = None) -> World:
-    """Make the environment once and see. Raises UserError for what cannot be recorded, with a cure."""
+def _task(env_id: str, rendered: bool, camera: str) -> Task:
+    arguments = {"render_mode": "rgb_array", **({"camera_name": camera} if camera else {})} if rendered else {}
+    return Task(name=env_id, env_id=env_id, env_kwargs=arguments)
+
+
+def look(env_id: str, max_steps: int | None = None, picture: tuple[int, ...] = (), camera: str = "") -> World:
+    """Make the environment once and see. picture: height and width of images that are to be rendered. Raises UserError
+    for what cannot be recorded, with a cure.
+    """
     if not env_id:
         raise UserError("name the environment: offrl collect env=Hopper-v5 recipe=d4rl")
     trust.typed(env_id)
-    task = Task(name=env_id, env_id=env_id)
+    task = _task(env_id, bool(picture), camera)
     env = make_env(task)
     try:
         if not isinstance(env, gym.Env):
@@ -60,21 +79,31 @@ def look(env_id: str, max_steps: int | None = None) -> World:
         if composite or isinstance(space, spaces.Tuple):
             raise UserError(f"{env_id} has {type(actions if composite else space).__name__} spaces, as environments of "
                             "several agents do; only one agent with Box or Discrete actions is recorded")  # fmt: skip
-        if isinstance(space, spaces.Dict):
+        keys: tuple[str, ...] = ()
+        if isinstance(space, spaces.Dict) and any(is_image(part) for _, part in entries(space)):
+            keys = tuple("/".join(path) for path, _ in entries(space))
+        elif isinstance(space, spaces.Dict):
             raise UserError(
                 f"{env_id} has Dict observations ({', '.join(space.spaces)}), which are not recorded: register an id "
                 "of your own for gymnasium.wrappers.FlattenObservation(...) of it, and give that id"
             )
-        if not isinstance(space, spaces.Box):
+        if not isinstance(space, spaces.Box | spaces.Dict):
             raise UserError(
                 f"{env_id} has {type(space).__name__} observations; only Box is recorded: wrap it so that it gives "
                 "numbers"
             )
-        if space.dtype == np.uint8 or len(space.shape) > 2:
-            raise UserError(
-                f"{env_id} has images for observations {space.shape}, which are not recorded; take its version with "
-                "states"
-            )
+        _, shape, kind = flattener(env, keys)
+        kind = np.dtype(kind)
+        if kind.names:
+            shape = kind[VECTOR].shape if VECTOR in kind.names else (0,)
+            if picture:
+                raise UserError(f"the observations of {env_id} have images already: leave images=true out")
+        elif len(shape) > 2:
+            raise UserError(f"{env_id} has observations {shape} of {space.dtype}; images are uint8, 0 to 255")
+        if picture:
+            check_camera(env, camera, env_id)
+            env.reset(seed=0)
+            rendered(env, picture, env_id)
         discrete, size = action_kind(env)
         low = high = None
         if isinstance(actions, spaces.Box):
@@ -89,9 +118,10 @@ def look(env_id: str, max_steps: int | None = None) -> World:
             raise UserError(f"nothing limits the episodes of {env_id}; set max_steps=1000")
         base: Any = env.unwrapped
         return World(
-            env_id, tuple(space.shape), low, high, size if discrete else 0, int(getattr(actions, "start", 0)),
+            env_id, shape, low, high, size if discrete else 0, int(getattr(actions, "start", 0)),
             min(n for n in (limit, max_steps) if n is not None),
-            hasattr(base, "data") and hasattr(base.data, "qpos"), provenance(task, env).place, _spec(env),
+            hasattr(base, "data") and hasattr(base.data, "qpos"), provenance(task, env).place, _spec(env), kind, keys,
+            picture, camera,
         )  # fmt: skip
     finally:
         env.close()

@@ -8,7 +8,7 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from offrl.system import files as checkpoint
 from offrl.system.progress import Progress
 
 SHARD_ROWS, SHARD_SECONDS = 50_000, 30.0  # what a kill may cost
+FINAL = "final/"  # of a shard: columns after the episodes' last steps
 MOST_EMPTY = 1000  # units without an episode, in which physics became unstable
 
 
@@ -33,6 +34,7 @@ class Episode:
     columns: dict[str, np.ndarray]
     final: np.ndarray
     mark: int = 0  # the environment step of training at which it ended, or which policy made it
+    images: dict[str, np.ndarray] = field(default_factory=dict)  # by column, after the last step [H, W, C]
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -63,6 +65,8 @@ def write_shard(folder: Path, first: int, stop: int, episodes: Sequence[Episode]
     tensors = {k: torch.from_numpy(np.concatenate([e.columns[k] for e in episodes])) for k in names}
     if episodes:
         tensors["final"] = torch.from_numpy(np.stack([e.final for e in episodes]))
+        for name in episodes[0].images:
+            tensors[FINAL + name] = torch.from_numpy(np.stack([e.images[name] for e in episodes]))
     tensors["length"] = torch.tensor([len(e) for e in episodes], dtype=torch.int64)
     tensors["mark"] = torch.tensor([e.mark for e in episodes], dtype=torch.int64)
     metadata = {"kind": "episodes", "columns": names}  # their order, which the file does not keep
@@ -79,10 +83,12 @@ def read_shards(paths: Iterable[Path]) -> list[Episode]:
             raise UserError(f"{error}; remove it, and run the same command again to record it anew") from None
         arrays = {k: v.numpy() for k, v in tensors.items()}
         lengths, marks, finals = arrays.pop("length"), arrays.pop("mark"), arrays.pop("final", ())
+        images = {k.removeprefix(FINAL): arrays.pop(k) for k in list(arrays) if k.startswith(FINAL)}
         stops = np.cumsum(lengths)
         for i, (stop, length) in enumerate(zip(stops, lengths, strict=True)):
             columns = {k: arrays[k][stop - length : stop] for k in metadata.get("columns", arrays)}
-            episodes.append(Episode(columns, finals[i], int(marks[i])))
+            after = {name: frames[i] for name, frames in images.items()}
+            episodes.append(Episode(columns, finals[i], int(marks[i]), after))
     return episodes
 
 

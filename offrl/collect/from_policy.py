@@ -13,6 +13,7 @@ from offrl.collect.episodes import Episode
 from offrl.collect.publish import Collection, EpisodeSet, publish
 from offrl.collect.record import Stop
 from offrl.collect.recorder import record, seed_for
+from offrl.data.raw.streams import size_of
 from offrl.errors import UserError
 from offrl.evaluation.result import Policy
 from offrl.interop.policies import load_agents
@@ -23,7 +24,9 @@ SET = "data"
 
 def agents(config: CollectConfig, world: World) -> dict[str, Policy]:
     size = 0 if world.low is None else world.low.size
-    return load_agents(config.policy, observation_dim=world.dim, action_dim=size, discrete=world.discrete)
+    return load_agents(
+        config.policy, observation_dim=world.dim, action_dim=size, discrete=world.discrete, images=world.images
+    )
 
 
 def prepare(config: CollectConfig) -> tuple[World, dict[str, Any]]:
@@ -35,7 +38,12 @@ def prepare(config: CollectConfig) -> tuple[World, dict[str, Any]]:
         raise UserError("datasets= belongs to recipe=d4rl; with policy= there is one set")
     if config.rows is not None and config.episodes is not None:
         raise UserError("rows= and episodes= are both given; leave one of them out")
-    world = look(config.env, config.max_steps)
+    picture = size_of(config.size) if config.images else ()
+    if config.camera and not config.images:
+        raise UserError(f"camera={config.camera} is of rendered images: add images=true")
+    world = look(config.env, config.max_steps, picture, config.camera)
+    if world.images and config.format != "d4rl":
+        raise UserError(f"format={config.format}: images are recorded as HDF5 files alone; leave it at d4rl")
     agents(config, world)
     path = Path(config.policy).expanduser()
     path = path if path.exists() else Path(config.policy.rpartition(":")[0] or "none").expanduser()
@@ -67,7 +75,7 @@ def collect(config: CollectConfig, folder: Path, collection: Collection, stop: S
             quiet=config.quiet,
             stop=stop,
         )
-        episodes += [Episode(e.columns, e.final, i) for e in new]
+        episodes += [Episode(e.columns, e.final, i, e.images) for e in new]
     how = "with its own noise" if config.explore else "greedily"
     extra = ""
     if config.noise and collection.world.discrete:

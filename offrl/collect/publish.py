@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from offrl import errors
 from offrl.collect.config import SETS, CollectConfig
 from offrl.collect.environment import World, spec_fact
@@ -149,8 +151,11 @@ def _raw(collection: Collection, episode_set: EpisodeSet) -> Any:
         num_actions=world.choices,
     )
     raw.action_low, raw.action_high = world.low, world.high
+    first = episode_set.episodes[0].images
+    raw.final_columns = {name: np.stack([e.images[name] for e in episode_set.episodes]) for name in first}
     limit, (low, high) = collection.config.max_steps, collection.references
     raw.task = Task(name=raw.name, env_id=world.env_id, action_start=world.start or None, max_episode_steps=limit,
+                    observation_keys=world.keys,
                     ref_min=low, ref_max=high,
                     ref_label="measured" if low is not None else "")  # fmt: skip
     return raw

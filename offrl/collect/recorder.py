@@ -16,8 +16,10 @@ import numpy as np
 
 from offrl.collect.environment import World
 from offrl.collect.episodes import Episode, Play, first_rows, play_units
+from offrl.collect.observation import Observer, visible_to
 from offrl.collect.record import Stop
 from offrl.errors import UserError, warn
+from offrl.evaluation.evaluator import finite_rows
 from offrl.evaluation.result import Policy
 from offrl.interop.policies import reseeded
 from offrl.interop.sb3 import Actor
@@ -49,7 +51,8 @@ class Recorder(gym.Wrapper):
         self.log_prob: float | None = None  # of the action to come, where the policy knows it
         self.mark = 0  # what the episode is to be marked with; training sets it
         self.rows: dict[str, list[Any]] = {}
-        self.observation = np.zeros(world.dim, np.float32)
+        self.observer = Observer(world, self.env)
+        self.observation: Any = np.zeros(world.dim, np.float32)  # a row: see `Observer.row`
         self.goal: np.ndarray | None = None  # of the running episode, where the environment gives one
         self.data: Any = getattr(self.env.unwrapped, "data", None) if world.mujoco else None
 
@@ -60,8 +63,8 @@ class Recorder(gym.Wrapper):
             observation, info = self.env.reset(seed=seed, options=options)
         except Exception as error:  # third-party environment
             raise UserError(f"{self.world.env_id} failed on reset: {type(error).__name__}: {error}") from error
-        self.goal = goal_of(observation, info)
-        self.observation = self._flat(observation)
+        self.goal = goal_of(observation, info, self.observer.flatten)
+        self.observation = self.observer.row(observation)
         self.rows = {k: [] for k in ("observations", "actions", "rewards", "terminations", "truncations")}
         return self.observation.copy(), info
 
@@ -74,7 +77,8 @@ class Recorder(gym.Wrapper):
         else:
             stored = np.clip(np.asarray(action, np.float32).reshape(-1), world.low, world.high)
             sent = stored.astype(space.dtype).reshape(space.shape)
-        rows["observations"].append(self.observation)
+        for name, part in self.observer.columns(self.observation).items():
+            rows.setdefault(name, []).append(part)
         rows["actions"].append(stored)
         if self.data is not None:
             rows.setdefault("infos/qpos", []).append(self.data.qpos.copy())
@@ -88,38 +92,37 @@ class Recorder(gym.Wrapper):
             raise UserError(
                 f"{world.env_id} failed at step {step} of an episode: {type(error).__name__}: {error}"
             ) from error
-        self.observation = self._flat(observation)
+        self.observation = self.observer.row(observation)
         over = bool(truncated) or step + 1 == world.limit
         rows["rewards"].append(reward)
         rows["terminations"].append(bool(terminated))
         rows["truncations"].append(over and not terminated)
         if terminated or over:
             self._end()
-        elif not (math.isfinite(float(reward)) and np.isfinite(self.observation).all()):
+        elif not (math.isfinite(float(reward)) and finite_rows(self.observation[None])[0]):
             raise UserError(
                 f"{world.env_id} gave a reward or observation that is not finite at step {step} of an episode"
             )
         return self.observation.copy(), float(reward), bool(terminated), over and not terminated, info
 
     def _end(self) -> None:
+        finals = self.observer.columns(self.observation)
         types: dict[str, Any] = {
             "terminations": bool,
             "truncations": bool,
             "actions": np.int64 if self.world.discrete else np.float32,
+            **{name: part.dtype for name, part in finals.items()},
         }
         columns = {k: np.asarray(v, types.get(k, np.float32)) for k, v in self.rows.items()}
         if self.unstable:
             warn(f"the physics of {self.world.env_id} became unstable ({self.unstable[0]}): that episode is left out")
             self.unstable.clear()
             return
-        if not (np.isfinite(columns["rewards"]).all() and np.isfinite(self.observation).all()):
+        if not (np.isfinite(columns["rewards"]).all() and finite_rows(self.observation[None])[0]):
             raise UserError(
                 f"{self.world.env_id} gave a reward or observation that is not finite at the end of an episode"
             )
-        self.keep(Episode(columns, self.observation.copy(), self.mark))
-
-    def _flat(self, observation: Any) -> np.ndarray:
-        return np.array(observation, np.float32).reshape(-1)
+        self.keep(Episode(columns, finals.pop("observations").copy(), self.mark, finals))
 
 
 class Stage:
@@ -159,10 +162,11 @@ class Stage:
         log: np.ndarray | None = None
         t = 0
         while running:
+            visible = visible_to(policy, rows, bool(self.world.picture))
             if isinstance(policy, Actor):
-                actions, log = policy.act(rows, carry if explore else None)
+                actions, log = policy.act(visible, carry if explore else None)
             else:
-                actions, carry = policy.step(carry, rows, t, explore=explore)  # type: ignore[call-arg]
+                actions, carry = policy.step(carry, visible, t, explore=explore)  # type: ignore[call-arg]
             actions, log = (
                 self._perturbed(self._checked(actions, running), rng),
                 None if self.noise or not explore else log,
