@@ -328,6 +328,13 @@ class Dataset:
         return f"discrete {self.spec.num_actions}" if self.spec.discrete else f"continuous {self.spec.action_dim}"
 
 
+def refuse_streams(dataset: Dataset, reader: str, cure: str) -> None:
+    """Raise UserError where observations are more than the numbers of a vector, which is all that `reader` reads."""
+    if dataset.spec.streams:
+        names = ", ".join(stream.name for stream in dataset.spec.streams)
+        raise UserError(f"{reader} reads the numbers of observations, and {dataset.spec.name} has {names}: {cure}")
+
+
 def effective_episodes(shares: np.ndarray) -> float:
     """exp(entropy) of the episodes' shares [E] of the draws: how many equally likely episodes vary as much."""
     p = shares[shares > 0.0] / shares.sum()

@@ -93,6 +93,11 @@ def _check_streams(spec: DataSpec, kind: np.dtype, label: str, cure: str) -> tup
     """The shape of the environment's vector. Raises UserError where its images are others than those of the data."""
     shapes = {name: kind[name].shape for name in kind.names or ()}
     vector = shapes.pop(VECTOR, (0,))
+    if table := next((s.name for s in spec.streams if not s.image), None):
+        raise UserError(
+            f"dataset {spec.name} has the table '{table}', which {label} does not give: train without an environment "
+            "(eval.env=none), or leave it out of dataset.observation_keys"
+        )
     recorded = {s.name: {s.shape, (*(s.recorded or s.shape[:2]), s.shape[-1])} for s in spec.streams if s.image}
     if shapes.keys() != recorded.keys() or any(shapes[name] not in recorded[name] for name in shapes):
         there = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in shapes.items()) or "no images"
@@ -135,6 +140,18 @@ def check_normalisation(recorded: DataSpec, spec: DataSpec, where: str) -> None:
             f"{where}: its observations were normalised in another way than those of {spec.name}; train it with this "
             "version and the same dataset.normalize_observations"
         )
+
+
+def without_streams(dataset: Dataset, keys: Sequence[str]) -> Dataset:
+    """The data without the streams that `dataset.observation_keys` leaves out, where it names all else."""
+    names = [s.name for s in dataset.spec.streams if s.name in keys]
+    task = dataset.spec.task
+    remaining = [k for k in task.observation_keys if k in names or k not in dataset.stores] if task is not None else []
+    if task is None or len(names) == len(dataset.stores) or remaining != list(keys):
+        return dataset
+    streams = tuple(s for s in dataset.spec.streams if s.name in names)
+    spec = replace(dataset.spec, streams=streams, task=replace(task, observation_keys=tuple(keys)))
+    return replace(dataset, spec=spec, stores={name: dataset.stores[name] for name in names})
 
 
 def with_entries(spec: DataSpec, keys: Sequence[str]) -> DataSpec:

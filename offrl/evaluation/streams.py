@@ -92,7 +92,7 @@ def _due(spec: DataSpec) -> list[str]:
 def _entry(observation: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     if name in observation:
         return observation, (name,)
-    path = entries(observation, (name,), "the observation")[0][0]
+    path = entries(observation, (name,))[0][0]
     return observation, path
 
 
@@ -101,7 +101,7 @@ def _vector(observation: Mapping[str, Any], spec: DataSpec) -> np.ndarray:
     names = [key for key in _due(spec) if key not in {s.name for s in spec.streams}]
     if VECTOR in observation and names == [VECTOR]:
         return np.asarray(observation[VECTOR], np.float32)
-    leaves = [np.asarray(leaf) for _, leaf in entries(observation, names, "the observation")]
+    leaves = [np.asarray(leaf) for _, leaf in entries(observation, names)]
     single = sum(leaf.size for leaf in leaves) == spec.observation_dim
     rows = {key: np.asarray(observation[key])[None] if single else observation[key] for key in names}
     joined = join_observations(rows, names, "the observation")

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +24,26 @@ from offrl.tasks.episodes import observe_reward
 FORMS = "an offrl run directory, an offrl policy (.safetensors), file.py:name or package.module:name"
 
 
-def load_agents(text: str, *, observation_dim: int, action_dim: int, discrete: bool) -> dict[str, Policy]:
+def load_agents(
+    text: str, *, observation_dim: int, action_dim: int, discrete: bool, images: Sequence[str] = ()
+) -> dict[str, Policy]:
     """The policies that `text` names, by their own names: one, or all replicas of a run.
 
     `text`: an offrl run directory, an offrl policy file (.safetensors), or "file.py:name" / "package.module:name": a
     function act(observations [E, O], rng) -> actions [E, A] or [E], an object with `start` and `step` as
     `offrl.evaluation.result.Policy` has them, or a dict {name: either}.
-    `observation_dim`: numbers in a flat observation. `action_dim`: of an action, where they are not discrete. All
-    policies take `step(carry, observations, t, explore=False)`; see `reseeded` for their
-    noise.
+    Of observations with images a function gets a dictionary of arrays by name, of a single image [E, H, W, C].
+    `observation_dim`: numbers in a flat observation. `action_dim`: of an action, where they are not discrete. `images`:
+    the names of those that there are. All policies take `step(carry, observations, t, explore=False)`; see `reseeded`
+    for their noise.
 
     Raises UserError for what cannot be found, read or run, and for a policy of other observations or actions than
     these.
     """
     agents = _load(text)
     for name, agent in agents.items():
-        _check_fit(agent, f"{text}" + (f" ({name})" if len(agents) > 1 else ""), observation_dim, action_dim, discrete)
+        where = f"{text}" + (f" ({name})" if len(agents) > 1 else "")
+        _check_fit(agent, where, observation_dim, action_dim, discrete, images)
     return agents
 
 
@@ -70,7 +74,7 @@ class FunctionPolicy:
 
     def step(self, carry: Any, observations: np.ndarray, t: int, explore: bool = False) -> tuple[np.ndarray, Any]:
         extra = {"explore": explore} if "explore" in _parameters(self.function) else {}
-        actions = np.asarray(guarded(self.where, self.function, np.array(observations), carry, **extra))
+        actions = np.asarray(guarded(self.where, self.function, _shown(observations), carry, **extra))
         if actions.ndim == 0 or len(actions) != len(observations):
             raise UserError(
                 f"{self.where} gave actions of shape {actions.shape} for {len(observations)} observations; one action "
@@ -91,13 +95,21 @@ class ObjectPolicy:
 
     def step(self, carry: Any, observations: np.ndarray, t: int, explore: bool = False) -> tuple[np.ndarray, Any]:
         extra = {"explore": explore} if "explore" in _parameters(self.policy.step) else {}
-        result = guarded(self.where, self.policy.step, carry, observations, t, **extra)
+        result = guarded(self.where, self.policy.step, carry, _shown(observations), t, **extra)
         if not isinstance(result, tuple) or len(result) != 2:
             raise UserError(f"{self.where}: step must return (actions, carry), it returned a {type(result).__name__}")
         return np.asarray(result[0]), result[1]
 
     def observe_reward(self, carry: Any, rewards: np.ndarray) -> Any:
         return guarded(self.where, observe_reward, self.policy, carry, rewards)
+
+
+def _shown(observations: np.ndarray) -> Any:
+    """Copies of observations [E, ...] for code of the user's."""
+    names = observations.dtype.names
+    if names is None:
+        return np.array(observations)
+    return {n: observations[n].copy() for n in names} if len(names) > 1 else observations[names[0]].copy()
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
@@ -165,13 +177,17 @@ def _wrap(value: Any, where: str) -> Policy:
                     "with start and step, or a dict of those by name")  # fmt: skip
 
 
-def _check_fit(agent: Any, where: str, observation_dim: int, action_dim: int, discrete: bool) -> None:
+def _check_fit(
+    agent: Any, where: str, observation_dim: int, action_dim: int, discrete: bool, images: Sequence[str]
+) -> None:
     """Raises UserError where the policy says that it is for other observations or actions. Functions do not say."""
-    spec, problem = getattr(getattr(agent, "algorithm", None), "spec", None), ""
+    spec, problem = getattr(getattr(agent, "algorithm", None), "data_spec", None), ""
     if spec is None:
         return
     kinds = ("continuous", "discrete")
-    if spec.observation_dim != observation_dim:
+    if missing := [s.name for s in spec.streams if s.name not in images]:
+        problem = f"sees {', '.join(missing)}, and here there are {', '.join(images) or 'numbers alone'}"
+    elif spec.observation_shape != (0,) and spec.observation_dim != observation_dim:
         problem = f"takes observations of {spec.observation_dim} numbers, and here they have {observation_dim}"
     elif spec.discrete != discrete:
         problem = f"gives {kinds[spec.discrete]} actions, and here they are {kinds[discrete]}"

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.dataset import Dataset, DataSpec, refuse_streams
 from offrl.data.fit import check_columns
 from offrl.data.memory import free_bytes
 from offrl.data.transforms.columns import returns_to_go
@@ -107,6 +107,7 @@ def make_problem(
     if dataset.columns["observations"].dtype != torch.float32:
         kind = "texts" if dataset.spec.text else str(dataset.columns["observations"].dtype).removeprefix("torch.")
         raise UserError(f"{dataset.spec.name}: off-policy evaluation needs float observations; these are {kind}")
+    refuse_streams(dataset, "off-policy evaluation", "play the policies instead, offrl evaluate RUN")
     dataset = dataset.to("cpu")
     transition_rewards(dataset)
     # four bytes each, four times: as kept (here and after), side by side, and packed for sampling
@@ -157,9 +158,14 @@ def check_fit(name: str, policy: Any, dataset: Dataset, explore: bool) -> None:
         raise UserError(
             f"candidate {name} cannot explore (its step has no argument of that name); leave out explore=true"
         )
-    if (trained := getattr(getattr(policy, "algorithm", None), "spec", None)) is None:
+    if (trained := getattr(getattr(policy, "algorithm", None), "data_spec", None)) is None:
         return
     spec = dataset.spec
+    if trained.streams:
+        raise UserError(
+            f"candidate {name} sees {', '.join(s.name for s in trained.streams)}, and off-policy evaluation reads the "
+            "numbers of observations: play it instead, offrl evaluate RUN"
+        )
     sizes = [
         f"{s.num_actions} discrete actions" if s.discrete else f"{s.action_dim} action dimensions"
         for s in (trained, spec)

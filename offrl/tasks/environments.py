@@ -264,7 +264,13 @@ def streamed(
         for function in flatten:
             out[VECTOR] = function(observation)
         for name, (path, shape) in images.items():
-            out[name] = np.asarray(entry(observation, path)).reshape(shape)
+            image = np.asarray(entry(observation, path))
+            if image.dtype != np.uint8 or image.shape not in (shape, shape[:2]):
+                raise UserError(
+                    f"the environment gave {name} as {image.dtype} of shape {list(image.shape)}, and its space says "
+                    f"uint8 {list(shape)}"
+                )
+            out[name] = image.reshape(shape)
         return out
 
     return row, (), kind

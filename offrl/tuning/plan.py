@@ -14,7 +14,7 @@ from typing import Any
 
 from offrl import registry
 from offrl.data import load_dataset
-from offrl.data.dataset import Dataset
+from offrl.data.dataset import Dataset, refuse_streams
 from offrl.errors import UserError, nearest, warn
 from offrl.ope.candidates import recorded
 from offrl.ope.config import OPEConfig
@@ -35,7 +35,7 @@ from offrl.tuning.search.training import DataSets, RungRun, Values, origin_of, p
 from offrl.tuning.search.tune_file import FILE, claim, read
 
 # settings of `offrl train` that runs are given
-PASSED = ("compile", "workers", "group", "precision", "experiment", "log_every", "logger")
+PASSED = ("dataset", "encoder", "compile", "workers", "group", "precision", "experiment", "log_every", "logger")
 TUNE_FIELDS = [f.name for f in dataclasses.fields(TuneConfig)]
 # updates of a rung from which compiling pays on a CPU; a rule rather than a measurement, so that a resumed tune does
 # the same
@@ -219,15 +219,13 @@ def _sorted(
         elif head == "algo" and tail:
             for a in algos:
                 fixed[a].setdefault(name, value)
-        elif head == "dataset":
+        elif head in PASSED:
             if name in ("dataset.split", "dataset.split_part", "dataset.split_seed"):
                 raise UserError(f"{name}: offrl tune divides the data itself; split= is the share that trains")
             shared[name] = value
-        elif name in PASSED:
-            shared[name] = value
         else:
             raise UserError(
-                f"offrl tune has no setting '{name}'.{nearest(name, [*TUNE_FIELDS, *PASSED, 'dataset'])} All of them: "
+                f"offrl tune has no setting '{name}'.{nearest(name, [*TUNE_FIELDS, *PASSED])} All of them: "
                 "offrl tune --help"
             )
     for a in algos:
@@ -270,11 +268,11 @@ def _space(
 
 def _judging_data(config: TrainConfig, tune: TuneConfig) -> Dataset:
     """The part of the data that judges, with rewards as recorded. Raises UserError where it is too small to."""
-    settings = dataclasses.replace(recorded(config.dataset), split=tune.split, split_seed=tune.seed)
-    if tune.split < 1.0:
-        settings = dataclasses.replace(settings, split_part="second")
+    part = "second" if tune.split < 1.0 else "first"
+    settings = dataclasses.replace(recorded(config.dataset), split=tune.split, split_part=part, split_seed=tune.seed)
     data = load_dataset(settings, "cpu", tune.quiet)
     if tune.data_judges:
+        refuse_streams(data, "a judge", "play instead, judge=[episodes] episodes=100 rungs=1")
         if data.num_episodes < 2:
             raise UserError(
                 f"{data.spec.name}: {data.num_episodes} episode is left to judge by; take a larger split= or more data"

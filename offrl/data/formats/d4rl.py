@@ -12,6 +12,7 @@ import numpy as np
 from offrl import registry
 from offrl.data.containers.guard import from_json, reading
 from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5, refuse_absent, refuse_loops, value_of
+from offrl.data.formats import image_columns
 from offrl.data.formats.download import fetch, local_file
 from offrl.data.formats.provenance import Record, fits, read_record, restore
 from offrl.data.memory import Memory, chunks, rows_at_once
@@ -62,9 +63,10 @@ def read(path: Path, config: DatasetConfig, memory: Memory, task: Task | None = 
     name.
     """
     with open_hdf5(path) as file:
+        record = record_of(hdf5_keys(file), path)
+        names, config = ((), config) if record is None else image_columns.asked(record, config, str(path))
         table = Hdf5Table(file, path, config.fields, own_names=("infos/", "metadata/"))
         items = table.items
-        record = record_of(items, path)
         attributes = {k: _attribute(file, k, path) for k in ("env_id", "dataset_id", "ref_min_score", "ref_max_score")}
         env_id = _text(attributes["env_id"]) or _text(
             value_of(items["metadata/env_id"], str(path)) if "metadata/env_id" in items else None
@@ -95,6 +97,8 @@ def read(path: Path, config: DatasetConfig, memory: Memory, task: Task | None = 
             restore(raw, record, ends, config.fields)
             raw.final_columns = {k: v for k, v in final_columns.items() if k in raw.columns}
             raw.final_observations = raw.final_observations if finals is None else finals
+            if names:
+                image_columns.take(raw, record, names, config)
             raw.name = dataset_id or raw.name
             if task is not None:
                 raw.task = task

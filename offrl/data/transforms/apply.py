@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from offrl import registry
 from offrl.data.dataset import Dataset
-from offrl.data.fit import with_entries
+from offrl.data.fit import with_entries, without_streams
 from offrl.data.memory import IN_MEMORY, Memory
 from offrl.data.text.dataset import refuse_settings
 from offrl.data.transforms.columns import (
@@ -81,6 +81,8 @@ def apply_transforms(
         dataset = normalize_observations(dataset, memory, owned)
     if config.augment != "none":
         dataset = add_clusters(dataset, config)
+    if config.observation_keys:
+        dataset = without_streams(dataset, config.observation_keys)
     if (changed := config.changed(("frames", "image_size"))) and not any(s.image for s in dataset.spec.streams):
         raise UserError(
             f"dataset.{changed[0]}={getattr(config, changed[0])} is for images, and {dataset.spec.name} has none; "

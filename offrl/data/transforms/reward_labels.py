@@ -72,12 +72,16 @@ def call_labeller(
 
 
 def episode_columns(dataset: Dataset, start: int, end: int) -> dict[str, np.ndarray]:
-    """Copies of the columns of rows start to end - 1, for code of the user's: actions in the environment's units."""
+    """Copies of the columns of rows start to end - 1, for code of the user's: actions in the environment's units;
+    images [T, H, W, C] and rows of tables by their names.
+    """
     columns = {
         name: column[start:end].cpu().numpy().copy()
         for name, column in dataset.columns.items()
         if name != "successor_known"
     }
+    for name, store in dataset.stores.items():
+        columns[name] = store.values[store.entries[start:end]].cpu().numpy()
     spec = dataset.spec
     if not spec.discrete:
         low, high = spec.action_bounds
