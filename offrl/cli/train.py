@@ -82,13 +82,12 @@ GROUPS = {
     "dataset": "how the data are read and prepared: fields, rewards, subsets, normalisation, memory",
     "eval": "how policies are scored: environment, episodes, how often",
     "checkpoint": "how often training is saved",
+    "encoder": "what makes a vector of images",
 }
 
 
 def usage(arguments: Sequence[str]) -> str:
-    """The help for `arguments`: none, groups (dataset, eval, checkpoint), `all`, `algo=NAME`. Raises UserError for
-    another word.
-    """
+    """The help for `arguments`: none, groups of `GROUPS`, `all`, `algo=NAME`. Raises UserError for another word."""
     config = TrainConfig()
     train_lines = {line.split("=", 1)[0].strip(): line for line in describe(config) if "." not in line.split("=", 1)[0]}
     train_lines["dataset"] = f"  {'dataset=builtin':<40} {DATASET}"
