@@ -272,7 +272,7 @@ def test_the_best_episodes_are_half_of_a_batch(n_step: int) -> None:
 
 
 def test_what_is_played_is_no_demonstration() -> None:
-    columns = columns_for(ranked().spec, BestEpisodeSampler(), torch.float32, "arsq")
+    columns = columns_for(ranked().spec, BestEpisodeSampler(), "arsq")
     assert DEMONSTRATION in columns
 
 

@@ -88,7 +88,7 @@ def play() -> tuple[list[Turn], dict[int, Dataset]]:
 def test_played_windows_are_those_of_the_data(sampler: Any) -> None:
     turns, data = play()
     spec = data[0].spec
-    columns = columns_for(spec, sampler, torch.float32, "it")
+    columns = columns_for(spec, sampler, "it")
     rows = Rows(spec, columns, 2, 2, returns_of(sampler, 0.9), sampler)
     ring = Ring(rows.columns, 2, 200, torch.device("cpu"))
     for turn in turns:
@@ -112,9 +112,7 @@ def test_played_windows_are_those_of_the_data(sampler: Any) -> None:
 def test_windows_wait_until_they_are_complete_and_none_is_torn_by_the_ring() -> None:
     turns, data = play()
     sampler = ChunkSampler(3)
-    rows = Rows(
-        data[0].spec, columns_for(data[0].spec, sampler, torch.float32, "it"), 2, 2, returns_of(sampler, 0.9), sampler
-    )
+    rows = Rows(data[0].spec, columns_for(data[0].spec, sampler, "it"), 2, 2, returns_of(sampler, 0.9), sampler)
     ring = Ring(rows.columns, 2, 5, torch.device("cpu"))  # full after a few steps
     counts = []
     for turn in turns:
@@ -137,9 +135,7 @@ def learner(algorithm: Any, data: Dataset) -> Learner:
     replicas = [Replica(0, ()), Replica(1, ())]
     state = first_state(algorithm, replicas)
     sampler = algorithm.sampler()
-    rows = Rows(
-        data.spec, columns_for(data.spec, sampler, torch.float32, "it"), 2, 2, returns_of(sampler, 0.9), sampler
-    )
+    rows = Rows(data.spec, columns_for(data.spec, sampler, "it"), 2, 2, returns_of(sampler, 0.9), sampler)
     batches = MixedBatches(
         Ring(rows.columns, 2, 10, torch.device("cpu")), sampler, sampler.prepare(data), state.key, 8, 1.0
     )

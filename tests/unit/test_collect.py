@@ -313,7 +313,7 @@ def test_mistakes_are_told_in_one_line(
     fails(capsys, "collect env=Hopper-v5 recipe=d4rl datasets=[exprt]", "expert")
     fails(capsys, "collect env=Hopper-v5 recipe=d4rl stepps=5", "steps")
     fails(capsys, "collect env=Hopper-v5 recipe=d4rl format=hdf5", "d4rl, minari, both")
-    fails(capsys, f"collect env=TestPictures-v0 {one}", "images")
+    fails(capsys, f"collect env=TestPictures-v0 {one}", "its space says uint8 [8, 8, 3]")
     fails(capsys, f"collect env=TestNamed-v0 {one}", "Dict", "FlattenObservation")
     fails(capsys, f"collect env=TestCrowd-v0 {one}", "several agents")
     fails(capsys, f"collect env=TestEndless-v0 {one}", "max_steps")

@@ -79,7 +79,7 @@ def test_the_last_observation_is_the_true_one_and_the_next_episode_begins_elsewh
 
 
 def test_a_terminal_has_mask_zero_and_a_time_out_one() -> None:
-    columns = columns_for(SPEC, TransitionSampler(), torch.float32, "x")
+    columns = columns_for(SPEC, TransitionSampler(), "x")
     with play(envs=2) as made:
         rows = Rows(SPEC, columns, 1, 2, RETURNS)
         found = [rows.take(step(made, 0.0, 0.9)) for _ in range(4)]
@@ -101,7 +101,7 @@ def test_rewards_and_observations_are_transformed_as_the_datas() -> None:
     spec = DataSpec((2,), 1, action_low=(-2.0,), action_high=(2.0,), reward_scale=10.0, reward_shift=-1.0,
                     observation_mean=(0.5, 2.0), observation_std=(2.0, 4.0))  # fmt: skip
     with play(spec=spec) as made:
-        rows = Rows(spec, columns_for(spec, TransitionSampler(), torch.float32, "x"), 1, 1, RETURNS)
+        rows = Rows(spec, columns_for(spec, TransitionSampler(), "x"), 1, 1, RETURNS)
         x = made.current[0, 0]
         _, row = rows.take(step(made, 0.25))
     np.testing.assert_allclose(row["observations"], [[(x - 0.5) / 2, -0.5]], rtol=1e-6)
@@ -115,7 +115,7 @@ def test_late_columns_are_those_of_the_data_sampler(extra: tuple[str, ...]) -> N
     """The rows of whole episodes, as the offline sampler gives them for a dataset of the same episodes."""
     sampler, chosen = TransitionSampler(extra), np.random.default_rng(0)
     with play() as made:
-        rows = Rows(SPEC, columns_for(SPEC, sampler, torch.float32, "x"), 1, 1, RETURNS)
+        rows = Rows(SPEC, columns_for(SPEC, sampler, "x"), 1, 1, RETURNS)
         turns = [step(made, float(chosen.uniform(-0.6, 0.6))) for _ in range(60)]
         parts = [rows.take(turn)[1] for turn in turns]
     last = max(i for i, t in enumerate(turns) if t.over[0]) + 1
@@ -138,9 +138,9 @@ def test_late_columns_are_those_of_the_data_sampler(extra: tuple[str, ...]) -> N
 
 def test_what_cannot_be_played_is_refused() -> None:
     with pytest.raises(UserError, match="column 'infos'"):
-        columns_for(SPEC, TransitionSampler(("infos",)), torch.float32, "x")
+        columns_for(SPEC, TransitionSampler(("infos",)), "x")
     with pytest.raises(UserError, match="batches of its own kind"):
-        columns_for(SPEC, object(), torch.float32, "x")
+        columns_for(SPEC, object(), "x")
     with (
         pytest.raises(UserError, match=r"observations of shape \(3,\)"),
         play(spec=DataSpec((3,), 1, action_low=(-2.0,), action_high=(2.0,))),
@@ -164,7 +164,7 @@ def test_the_middle_of_episodes_comes_back(extra: tuple[str, ...]) -> None:
     """Three environments of two replicas, stopped at every moment: what follows is the same, rows that waited
     included.
     """
-    columns = columns_for(SPEC, TransitionSampler(extra), torch.float32, "x")
+    columns = columns_for(SPEC, TransitionSampler(extra), "x")
     chosen = np.random.default_rng(1).uniform(-0.5, 0.5, (12, 6, 1)).astype(np.float32)
 
     def fresh() -> tuple[Play, Rows]:
