@@ -31,17 +31,17 @@ def encoded_update(algorithm: Algorithm, state: TrainState, batch: Batch, key: T
     assert encoder is not None
     streams: list[tuple[str, Any]] = [(name, x) for name, x in batch.items() if isinstance(x, dict)]
     observed = {n: encoder.shifted(x, rng.fold_in(key, SHIFTS + i)) for i, (n, x) in enumerate(streams)}
-    own = observed.pop("observations")
+    observations = observed.pop("observations")
     if algorithm.runtime.alone:
         leaves = {k: v.detach().requires_grad_() for k, v in params.items()}
         with torch.enable_grad():
-            graph = algorithm.apply(ENCODER, leaves, own)
+            graph = algorithm.apply(ENCODER, leaves, observations)
         z = graph.detach()
 
         def pull(gradient: Tensor) -> Params:
             return dict(zip(leaves, torch.autograd.grad(graph, list(leaves.values()), gradient), strict=True))
     else:
-        z, vjp = cast(Any, torch.func.vjp)(lambda p: algorithm.apply(ENCODER, p, own), params)
+        z, vjp = cast(Any, torch.func.vjp)(lambda p: algorithm.apply(ENCODER, p, observations), params)
 
         def pull(gradient: Tensor) -> Params:
             return cast(Params, vjp(gradient)[0])

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offrl.data.store import Store, Stream, stream_of
+from offrl.data.store import Store, StreamSpec, stream_of
 from offrl.errors import UserError, one_line
 from offrl.settings.encoder import EncoderConfig
 from offrl.settings.kinds import check_types, restored
@@ -58,7 +58,7 @@ class DataSpec:
     action_labels: tuple[str, ...] = ()
     # observations and actions are texts: their columns index `Dataset.strings`; then observation_shape (), action_dim 1
     text: bool = False
-    streams: tuple[Stream, ...] = ()  # observations beside the vector, which then may be of shape (0,)
+    streams: tuple[StreamSpec, ...] = ()  # observations beside the vector, which then may be of shape (0,)
     frames: int = 1  # of images, stacked along their channels, oldest first
     encoder: EncoderConfig | None = None  # what makes one vector of vector and streams, where a run has chosen it
 

@@ -100,9 +100,11 @@ def _check_streams(spec: DataSpec, kind: np.dtype, label: str, cure: str) -> tup
         )
     recorded = {s.name: {s.shape, (*(s.recorded or s.shape[:2]), s.shape[-1])} for s in spec.streams if s.image}
     if shapes.keys() != recorded.keys() or any(shapes[name] not in recorded[name] for name in shapes):
-        there = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in shapes.items()) or "no images"
-        here = ", ".join(f"{s.name} {'x'.join(map(str, s.shape))}" for s in spec.streams) or "no images"
-        raise UserError(f"dataset {spec.name} has observations with {here}, {label} with {there}.{cure}")
+        shown = [f"{name} {'x'.join(map(str, shape))}" for name, shape in shapes.items()]
+        of_data = ", ".join(f"{s.name} {'x'.join(map(str, s.shape))}" for s in spec.streams) or "no images"
+        raise UserError(
+            f"dataset {spec.name} has observations with {of_data}, {label} with {', '.join(shown) or 'no images'}.{cure}"
+        )
     return vector
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Stream:
+class StreamSpec:
     """One of several observations: an image [H, W, C] of uint8, or a row [L] of float32 of a table, such as an
     instruction's encoding.
     """
@@ -26,9 +26,9 @@ class Stream:
         return len(self.shape) == 3
 
 
-def stream_of(values: Mapping[str, Any]) -> Stream:
+def stream_of(values: Mapping[str, Any]) -> StreamSpec:
     """A stream from a JSON file's values."""
-    return Stream(values["name"], tuple(values["shape"]), tuple(values.get("recorded", ())))
+    return StreamSpec(values["name"], tuple(values["shape"]), tuple(values.get("recorded", ())))
 
 
 @dataclass(frozen=True)

@@ -159,11 +159,11 @@ class EncodingActor(Actor):
     def encode(self, observations: Mapping[str, Tensor]) -> Tensor:
         """The encoder's vector [E, Z] of streams; an image alone is taken for an episode's first one, and repeated."""
         kind = kind_of(self.spec, self.spec.frames)
-        whole = {
+        stacks = {
             name: x.repeat(1, 1, 1, kind[name].shape[-1] // x.shape[-1]) if x.ndim == 4 else x
             for name, x in observations.items()
         }
-        return self.apply(ENCODER, whole)
+        return self.apply(ENCODER, stacks)
 
     def start(self, episodes: int) -> Carry:
         carry = self.inner.start(episodes)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from offrl.data.store import Stream
+from offrl.data.store import StreamSpec
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.export.dimensions import dimension_names, plain, units_of
 from offrl.export.graph import GOALS, MEANING, Draw, chunked, input_names
@@ -132,7 +132,7 @@ def description(
     }
 
 
-def _stream(stream: Stream, frames: int) -> dict[str, Any]:
+def _stream(stream: StreamSpec, frames: int) -> dict[str, Any]:
     """The entry of an image, or of a row of a table, among the inputs."""
     if not stream.image:
         return {"name": stream.name, "shape": ["batch", *stream.shape], "dtype": "float32", "meaning": "as in the data"}

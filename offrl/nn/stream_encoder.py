@@ -82,13 +82,13 @@ def trained_by(spec: DataSpec, modules: Collection[str], goals: bool) -> str:
     UserError where there is none of the name that the settings give.
     """
     assert spec.encoder is not None
-    asked, names = spec.encoder.trained_by, [name for name in modules if name != ENCODER]
-    if asked == "auto":
+    module, names = spec.encoder.trained_by, [name for name in modules if name != ENCODER]
+    if module == "auto":
         order = ("value", "critic", "actor") if goals else ("critic", "value", "actor")
         return next((name for name in order if name in names), names[0])
-    if asked not in names:
-        raise UserError(f"encoder.trained_by={asked}: the modules are {', '.join(names)}.{nearest(asked, names)}")
-    return asked
+    if module not in names:
+        raise UserError(f"encoder.trained_by={module}: the modules are {', '.join(names)}.{nearest(module, names)}")
+    return module
 
 
 def with_observations(loss_fn: Callable[..., Any], name: str, z: Tensor, x: Sequence[Any]) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from offrl.data.arrays import from_arrays
 from offrl.data.loading.assemble import assemble
 from offrl.data.raw import RawData
 from offrl.data.raw.infer import find_ends
-from offrl.data.store import Stream
+from offrl.data.store import StreamSpec
 from offrl.errors import UserError
 from offrl.tasks.task import Task
 
@@ -260,7 +260,7 @@ def test_columns_have_the_promised_types_and_images_stay_bytes() -> None:
         "successor_known": "bool",
         "cost": "float32",
     }
-    assert data.spec.observation_shape == (0,) and data.spec.streams == (Stream("pixels", (4, 4, 3)),)
+    assert data.spec.observation_shape == (0,) and data.spec.streams == (StreamSpec("pixels", (4, 4, 3)),)
     assert all(len(c) == 7 and c.is_contiguous() for c in data.columns.values())
     assert torch.equal(data.stores["pixels"].values, torch.from_numpy(images))
 

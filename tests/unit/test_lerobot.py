@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from offrl.data.formats import lerobot_video
+from offrl.data.formats.lerobot import video as lerobot_video
 from offrl.data.loading.read import read_raw
 from offrl.data.loading.resolve import resolve
 from offrl.data.raw import RawData

@@ -19,7 +19,7 @@ from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.fit import check_fit
 from offrl.data.samplers.transitions import TransitionSampler, windows
-from offrl.data.store import Stream
+from offrl.data.store import StreamSpec
 from offrl.data.transforms.apply import apply_transforms
 from offrl.data.transforms.columns import normalize_observations
 from offrl.data.transforms.reward_labels import episode_columns
@@ -281,7 +281,7 @@ def test_what_reads_numbers_alone_refuses_images() -> None:
 
 def test_tables_that_no_environment_gives_are_refused() -> None:
     task = TASKS["drawn-point-mass-dict"]
-    streams = (Stream(PIXELS, (32, 32, 3)), Stream("language", (5,)))
+    streams = (StreamSpec(PIXELS, (32, 32, 3)), StreamSpec("language", (5,)))
     spec = dataclasses.replace(data()[0].spec, streams=streams, action_dim=2)
     with pytest.raises(UserError, match="the table 'language', which"):
         check_fit(spec, task)

@@ -27,13 +27,11 @@ from offrl.settings.dataset import DatasetConfig
 from offrl.tasks.entries import entries
 
 KEYS = {"actions": "actions", "rewards": "rewards", "terminations": "dones"}  # our columns, and theirs
-LONGEST = 2000  # characters of env_args
 
 
 def demonstrations(file: Any) -> list[str]:
     """The names of the groups in `data` of an h5py.File, "demo_10" after "demo_9"; [] where it has none."""
-    data = file.get("data")
-    return numbered(data, "demo_") if hasattr(data, "keys") else []
+    return numbered(data, "demo_") if hasattr(data := file.get("data"), "keys") else []
 
 
 def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
@@ -51,7 +49,7 @@ def read(path: Path, config: DatasetConfig, memory: Memory) -> RawData:
             with reading(f"{path}: the attribute 'env_args'"):
                 text = file["data"].attrs["env_args"]
                 text = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
-            raw.metadata["env_args"] = one_line(" ".join(text.split()))[:LONGEST]
+            raw.metadata["env_args"] = one_line(" ".join(text.split()))[:2000]
     return raw
 
 

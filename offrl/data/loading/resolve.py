@@ -14,7 +14,8 @@ from offrl.data.containers.guard import reading
 from offrl.data.containers.hdf5 import open_hdf5
 from offrl.data.containers.npz import Npz
 from offrl.data.containers.plain_files import refuse_special, refuse_tables
-from offrl.data.formats import d4rl, lerobot_meta, minari, ogbench, padded, robomimic, vd4rl
+from offrl.data.formats import d4rl, minari, ogbench, padded, robomimic, vd4rl
+from offrl.data.formats.lerobot import meta as lerobot
 from offrl.data.formats.minari_episodes import numbered
 from offrl.data.tables import files as tables
 from offrl.data.tables.csv_file import is_csv
@@ -53,7 +54,7 @@ class Source:
         """A state that changes with any file: paths, sizes and times of the last change. For the keys of the caches."""
         if self.path is None:
             return [self.kind, self.name]
-        folders = {"minari": minari.files, "lerobot": lerobot_meta.files}
+        folders = {"minari": minari.files, "lerobot": lerobot.files}
         files = folders[self.kind](self.path) if self.kind in folders else list(self.files) or [self.path]
         files += [self.beside] if self.beside is not None and self.beside.is_file() else []
         # ctime: mtime can be set
@@ -162,7 +163,7 @@ def _missing(path: Path) -> str:
 
 def _by_path(path: Path, name: str, form: str) -> Source:
     """The source of a file or folder that exists, by its content."""
-    if form == "lerobot" or (path.is_dir() and lerobot_meta.is_lerobot(path)):
+    if form == "lerobot" or (path.is_dir() and lerobot.is_lerobot(path)):
         return Source("lerobot", path.resolve().name, path)
     if path.is_dir():
         if minari.data_folder(path) is None:

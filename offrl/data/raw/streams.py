@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from offrl.data.memory import Memory, chunks
-from offrl.data.store import Store, Stream
+from offrl.data.store import Store, StreamSpec
 from offrl.errors import UserError
 
 CHANNELS = (1, 2, 3, 4)  # of one frame
@@ -49,9 +49,9 @@ class RawStream:
             digest.update(np.ascontiguousarray(self.values[part]).data)
 
 
-def streams_of(streams: Mapping[str, RawStream]) -> tuple[Stream, ...]:
+def streams_of(streams: Mapping[str, RawStream]) -> tuple[StreamSpec, ...]:
     """The description of streams, in their order."""
-    return tuple(Stream(name, tuple(s.values.shape[1:]), tuple(s.recorded)) for name, s in streams.items())
+    return tuple(StreamSpec(name, tuple(s.values.shape[1:]), tuple(s.recorded)) for name, s in streams.items())
 
 
 def check_images(images: np.ndarray, where: str) -> np.ndarray:

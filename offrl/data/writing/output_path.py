@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from offrl.data.formats import lerobot_meta, minari
+from offrl.data.formats import minari
+from offrl.data.formats.lerobot import meta as lerobot
 from offrl.errors import UserError
 from offrl.system.locks import TemporaryFolder
 
@@ -54,7 +55,7 @@ def output_path(target: str | Path, form: str, dataset_id: str = "", force: bool
     if path.exists():
         if not force:
             raise UserError(f"{path} exists; give another name, or force=true to replace it")
-        sound = {"minari": minari.data_folder(path) == path / "data", "lerobot": lerobot_meta.is_lerobot(path)}
+        sound = {"minari": minari.data_folder(path) == path / "data", "lerobot": lerobot.is_lerobot(path)}
         if path.is_dir() and not sound.get(form):
             raise UserError(
                 f"{path} is a folder that holds no dataset of format {form}, and is not replaced; give another name"

@@ -23,8 +23,8 @@ from offrl.data.containers.guard import reading, words
 from offrl.data.containers.images import decode_one
 from offrl.data.containers.parquet import open_parquet
 from offrl.data.containers.video import EDGE, FRAME, HEAD, LONGEST, TOLERANCE
-from offrl.data.formats.lerobot_meta import Feature
-from offrl.data.formats.lerobot_rows import LerobotRows
+from offrl.data.formats.lerobot.meta import Feature
+from offrl.data.formats.lerobot.rows import LerobotRows
 from offrl.data.memory import Memory, free_bytes
 from offrl.data.raw.streams import RawStream
 from offrl.errors import UserError, note

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from offrl.data.dataset import ColumnSpec
-from offrl.data.formats.lerobot_meta import Feature, LerobotMetadata, listed, load
-from offrl.data.formats.lerobot_rows import LerobotRows
-from offrl.data.formats.lerobot_video import streams
+from offrl.data.formats.lerobot.meta import Feature, LerobotMetadata, listed, load
+from offrl.data.formats.lerobot.rows import LerobotRows
+from offrl.data.formats.lerobot.video import streams
 from offrl.data.memory import Memory
 from offrl.data.raw import RawData, canonical, lost
 from offrl.errors import UserError, nearest, some

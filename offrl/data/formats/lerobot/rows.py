@@ -10,7 +10,7 @@ import numpy as np
 
 from offrl.data.containers.guard import reading
 from offrl.data.containers.parquet import arrow_values, open_parquet
-from offrl.data.formats.lerobot_meta import EpisodeFiles, LerobotMetadata
+from offrl.data.formats.lerobot.meta import EpisodeFiles, LerobotMetadata
 from offrl.data.raw import as_vector, ends_of
 from offrl.errors import UserError
 
