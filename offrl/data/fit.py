@@ -102,9 +102,8 @@ def _check_streams(spec: DataSpec, kind: np.dtype, label: str, cure: str) -> tup
     if shapes.keys() != recorded.keys() or any(shapes[name] not in recorded[name] for name in shapes):
         shown = [f"{name} {'x'.join(map(str, shape))}" for name, shape in shapes.items()]
         of_data = ", ".join(f"{s.name} {'x'.join(map(str, s.shape))}" for s in spec.streams) or "no images"
-        raise UserError(
-            f"dataset {spec.name} has observations with {of_data}, {label} with {', '.join(shown) or 'no images'}.{cure}"
-        )
+        of_environment = ", ".join(shown) or "no images"
+        raise UserError(f"dataset {spec.name} has observations with {of_data}, {label} with {of_environment}.{cure}")
     return vector
 
 

@@ -165,7 +165,8 @@ class TrainedPolicy:
     @property
     def uses_rewards(self) -> bool:
         """True where its actions depend on the rewards of the episode so far."""
-        return type(getattr(self.actor, "inner", self.actor)).observe_reward is not Actor.observe_reward
+        actor: Any = self.actor
+        return type(getattr(actor, "inner", actor)).observe_reward is not Actor.observe_reward
 
     def with_target_return(self, target_return: float) -> TrainedPolicy:
         """The same policy with another target return, in the units of the recorded rewards. Raises UserError for one

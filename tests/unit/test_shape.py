@@ -28,8 +28,8 @@ MODULES = 16  # of a package, at most
 FLAT = ("algorithms", "envs", "envs/text", "offrl")  # one file for each paper or environment; offrl's are the contract
 # Tokens, without comments, layout and docstrings: they measure what there is to read, whatever the length of a line.
 TOKENS, PAPER_TOKENS, PACKAGE_TOKENS = 2600, 1700, 30_000  # of a module, of an algorithm's, of a package
-# What shape.json says beyond it was raised once, by the 37,600 tokens of images and robot data (two thirds of them readers
-# and writers of other programs' files).
+# What shape.json says beyond it was raised once, by the 37,600 tokens of images and robot data, two thirds of them
+# readers and writers of other programs' files.
 LIBRARY_TOKENS = 610_000
 LAYOUT = (
     tokenize.COMMENT,
