@@ -10,7 +10,7 @@ import numpy as np
 
 from offrl.data.raw.streams import resize
 from offrl.errors import UserError, first_line, nearest
-from offrl.video.frames import has_physics
+from offrl.tasks.environments import has_physics
 
 
 def check_camera(env: gym.Env, camera: str, env_id: str) -> None:

@@ -175,6 +175,12 @@ def register_robotics(env_id: str) -> None:
         gym.register_envs(importlib.import_module("gymnasium_robotics"))
 
 
+def has_physics(env: Any) -> bool:
+    """True where the environment exposes MuJoCo's model and data."""
+    base = env.unwrapped
+    return [type(getattr(base, name, None)).__name__ for name in ("model", "data")] == ["MjModel", "MjData"]
+
+
 def time_limit(env: gym.Env) -> int | None:
     """The environment's own limit on the steps of an episode, if it has one."""
     return getattr(env.spec, "max_episode_steps", None) if env.spec is not None else None

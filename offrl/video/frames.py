@@ -18,6 +18,7 @@ import numpy as np
 
 from offrl.errors import UserError, first_line
 from offrl.system.files import replacing
+from offrl.tasks.environments import has_physics
 
 if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont
@@ -30,12 +31,6 @@ BACK, INK, FAINT = (24, 26, 31), (240, 240, 240), (150, 155, 165)
 
 class NoVideo(UserError):
     """Videos cannot be made here, or not of this environment."""
-
-
-def has_physics(env: Any) -> bool:
-    """True where the environment exposes MuJoCo's model and data."""
-    base = env.unwrapped
-    return [type(getattr(base, name, None)).__name__ for name in ("model", "data")] == ["MjModel", "MjData"]
 
 
 def draw_fast(env: Any, size: int) -> None:
