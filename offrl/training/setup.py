@@ -149,6 +149,12 @@ def make_algorithm(config: TrainConfig, dataset: Dataset, pretrained: Mapping[st
             f"{' or '.join(able)}"
         )
     algorithm: Algorithm = algorithm_class(config.algo, with_encoder(config, dataset.spec), pretrained)
+    if algorithm.encoder is not None and (settings := algorithm.data_spec.encoder) is not None:
+        names = ", ".join(stream.name for stream in dataset.spec.streams)
+        text = (
+            f"observations have {names}: encoder={settings.name}, trained by the loss of '{algorithm.encoder_module}'"
+        )
+        algorithm.runtime.notes = (text,)
     if (n_step := getattr(config.algo, "n_step", 1)) > 1:
         check_n_step(config.algo, getattr(algorithm.sampler(), "n_step", 1) == n_step)
     check_stitching(config.algo, algorithm, dataset)

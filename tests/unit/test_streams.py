@@ -25,7 +25,7 @@ from offrl.evaluation.streams import kind_of
 from offrl.settings.compose import compose
 from offrl.settings.encoder import EncoderConfig
 from offrl.settings.train import TrainConfig
-from offrl.training.setup import check_kind, with_encoder
+from offrl.training.setup import check_kind, make_algorithm, with_encoder
 from offrl.training.step import Step
 
 ROWS, LENGTH, SIZE = 40, 8, 16
@@ -245,8 +245,9 @@ def test_what_needs_numbers_says_what_to_take_instead() -> None:
         UserError, match=r"encoder=drq: the observations of arrays are a vector, which needs no encoder"
     ):
         with_encoder(config(encoder="drq"), vector)
-    chosen = with_encoder(config(), dataset.spec).encoder
-    assert chosen is not None and chosen.name == "drq"
+    algorithm = make_algorithm(config(**{"algo.hidden": [16]}), dataset)
+    assert algorithm.data_spec.encoder is not None and algorithm.data_spec.encoder.name == "drq"
+    assert "observations have front: encoder=drq, trained by the loss of 'critic'" in algorithm.runtime.notes
 
 
 def test_encoders_are_set_like_other_groups() -> None:
