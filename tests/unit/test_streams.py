@@ -25,6 +25,7 @@ from offrl.evaluation.streams import kind_of
 from offrl.settings.compose import compose
 from offrl.settings.encoder import EncoderConfig
 from offrl.settings.train import TrainConfig
+from offrl.system import files
 from offrl.training.setup import check_kind, make_algorithm, with_encoder
 from offrl.training.step import Step
 
@@ -196,6 +197,26 @@ def test_a_policy_sees_the_frames_of_its_episode(tmp_path: Path) -> None:
     assert loaded.spec == spec and loaded.spec.frames == 3
     for observation, action in zip(shown, actions, strict=True):
         np.testing.assert_array_equal(loaded.act(observation), action)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (("encoder", "width", 10**8), r"where these settings need torch.float32 \(16, 100000000\)"),
+        (("encoder", "name", "/tmp/other.py:f"), "which is not loaded: say plugins="),
+        (("encoder", "learning_rate", "x"), "encoder.learning_rate is 'x', where a number is due"),
+        (("streams", 0, {"name": "front", "shape": [10**5, 10**5, 3]}), "takes images from 15x15 to 4096x4096"),
+        (("streams", 0, {"name": "front"}), "the file is damaged"),
+    ],
+)
+def test_a_policy_file_of_other_streams_is_refused(tmp_path: Path, change: tuple[str, Any, Any], text: str) -> None:
+    part, key, value = change
+    policy(2)[0].save(path := tmp_path / "policy.safetensors")
+    tensors, meta = files.read(path)
+    meta["spec"][part][key] = value
+    files.write(path, tensors, meta)
+    with pytest.raises(UserError, match=text):
+        TrainedPolicy.load(path)
 
 
 def test_a_policy_s_inputs_are_checked() -> None:
