@@ -33,11 +33,14 @@ def asked(record: Record, config: DatasetConfig, where: str) -> tuple[tuple[str,
     names = tuple(config.observation_keys) or tuple(vector or images)
     for name in names:
         if name not in (known := [*vector, *images]):
-            raise UserError(f"{where}: the observations have no entry '{name}'; they have "
-                            f"{', '.join(known)}.{nearest(name, known)}")  # fmt: skip
+            raise UserError(
+                f"{where}: the observations have no entry '{name}'; they have {', '.join(known)}.{nearest(name, known)}"
+            )
     if (parts := [name for name in names if name not in images]) not in ([], vector):
-        raise UserError(f"{where}: the numbers are joined of {','.join(vector)}, and dataset.observation_keys names "
-                        f"{','.join(parts)}: name all of them, in that order, or none")  # fmt: skip
+        raise UserError(
+            f"{where}: the numbers are joined of {','.join(vector)}, and dataset.observation_keys names "
+            f"{','.join(parts)}: name all of them, in that order, or none"
+        )
     chosen = {PREFIX + name: PREFIX + name for name in names if name in images}
     return names, replace(config, fields={**config.fields, **chosen})
 
