@@ -18,7 +18,7 @@ from offrl.data.raw import join_observations
 from offrl.data.raw.streams import resize
 from offrl.errors import UserError
 from offrl.nn.stream_encoder import ENCODER
-from offrl.tasks.entries import VECTOR, entries, entry
+from offrl.tasks.entries import VECTOR, entries
 
 
 class Past(NamedTuple):
@@ -49,9 +49,11 @@ def as_streams(observation: Any, spec: DataSpec) -> tuple[np.ndarray, bool]:
             raise UserError(f"this policy takes a dictionary with the entries {', '.join(_due(spec))}")
         parts = {kind.names[0]: np.asarray(observation)}
     else:
-        parts = {s.name: np.asarray(entry(*_entry(observation, s.name))) for s in spec.streams}
+        parts = {s.name: np.asarray(entries(observation, (s.name,))[0][1]) for s in spec.streams}
         if VECTOR in kind.names:
-            parts[VECTOR] = _vector(observation, spec)
+            first, shape = parts[spec.streams[0].name], spec.streams[0].shape
+            grey = shape[-1:] == (1,) and first.shape[-2:] == shape[:2]
+            parts[VECTOR] = _vector(observation, spec, first.ndim + grey > len(shape))
     batches = set()
     for name, part in parts.items():
         shape = kind[name].shape
@@ -89,23 +91,15 @@ def _due(spec: DataSpec) -> list[str]:
     return list(keys) or list(kind_of(spec).names or ())
 
 
-def _entry(observation: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    if name in observation:
-        return observation, (name,)
-    path = entries(observation, (name,))[0][0]
-    return observation, path
-
-
-def _vector(observation: Mapping[str, Any], spec: DataSpec) -> np.ndarray:
-    """The numbers of an observation, [O] or [B, O], joined as the data's were."""
+def _vector(observation: Mapping[str, Any], spec: DataSpec, batched: bool) -> np.ndarray:
+    """The numbers of an observation, [O] or where it is `batched` [B, O], joined as the data's were."""
     names = [key for key in _due(spec) if key not in {s.name for s in spec.streams}]
     if VECTOR in observation and names == [VECTOR]:
         return np.asarray(observation[VECTOR], np.float32)
-    leaves = [np.asarray(leaf) for _, leaf in entries(observation, names)]
-    single = sum(leaf.size for leaf in leaves) == spec.observation_dim
-    rows = {key: np.asarray(observation[key])[None] if single else observation[key] for key in names}
-    joined = join_observations(rows, names, "the observation")
-    return joined[0] if single else joined
+    leaves = {"/".join(path): np.asarray(leaf) for path, leaf in entries(observation, names)}
+    rows = leaves if batched else {name: leaf[None] for name, leaf in leaves.items()}
+    joined = join_observations(rows, list(leaves), "the observation")
+    return joined if batched else joined[0]
 
 
 def tensors_of(rows: np.ndarray, spec: DataSpec) -> dict[str, Tensor]:

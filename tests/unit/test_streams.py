@@ -234,6 +234,10 @@ def test_a_policy_s_inputs_are_checked() -> None:
     batch = acting.act({name: np.stack([part, part]) for name, part in shown[0].items()})
     acting.reset()
     np.testing.assert_allclose(batch[1], acting.act(shown[0]), atol=1e-6)
+    acting.reset()
+    alone = acting.act({name: part[None] for name, part in shown[0].items()})
+    assert alone.shape == (1, 2)
+    np.testing.assert_allclose(alone[0], batch[1], atol=1e-6)
 
 
 @pytest.mark.parametrize(
