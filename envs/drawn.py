@@ -7,6 +7,7 @@ can be drawn from observed states, so data of states are data of pictures as wel
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ def cover(x: np.ndarray, y: np.ndarray, radius: float) -> np.ndarray:
     return np.clip((radius - np.sqrt((X - x) ** 2 + (Y - y) ** 2)) / PIXEL + 0.5, 0.0, 1.0)
 
 
-class DrawnWorld:
+class DrawnWorld(ABC):
     """Dynamics and pictures of E episodes side by side: states [E, S] float64, observations [E, O] float32, actions
     [E, A] in [-1, 1], rewards [E]."""
 
@@ -47,13 +48,13 @@ class DrawnWorld:
     velocity: slice  # of an observation
     reach: tuple[float, ...]  # differences of a state from the goal's that count as there
 
+    @abstractmethod
     def goals(self, states: np.ndarray) -> np.ndarray:
         """The states in which these episodes are at their goals, at rest."""
-        raise NotImplementedError
 
+    @abstractmethod
     def things(self, observations: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """What is drawn in red, green and blue: the share of each pixel that it covers, [E, 32, 32]; [] for nothing."""
-        raise NotImplementedError
 
     def reached(self, states: np.ndarray) -> np.ndarray:
         """Whether the goals are reached, bool [E]."""
