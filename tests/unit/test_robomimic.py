@@ -11,25 +11,11 @@ import numpy as np
 import pytest
 
 from offrl.data import load_dataset
-from offrl.data.loading.read import read_raw
 from offrl.data.loading.resolve import resolve
 from offrl.data.raw import RawData
-from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
+from tests.support.raw_reading import read, refused
 from tests.support.robomimic import DEMOS, IMAGE, ROWS, change, image, state, write
-
-
-def read(path: Path, **settings: Any) -> RawData:
-    return read_raw(str(path), DatasetConfig(name=str(path), **settings))
-
-
-def refused(path: Path, **settings: Any) -> str:
-    """The message, which must be one line with the file's name."""
-    with pytest.raises(UserError) as caught:
-        read(path, **settings)
-    text = str(caught.value)
-    assert str(path) in text and "\n" not in text
-    return text
 
 
 def objects(raw: RawData) -> list[float]:

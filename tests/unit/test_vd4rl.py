@@ -15,25 +15,12 @@ from offrl.data.loading.read import read_raw
 from offrl.data.loading.resolve import resolve
 from offrl.data.memory import Memory
 from offrl.data.raw import RawData
-from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
+from tests.support.raw_reading import read, refused
 from tests.support.vd4rl import STATES, episode, image, write_npz, write_shards
 
 COUNT = sum(STATES)
 STEPS = np.concatenate([[0.0, *[1.0] * (count - 2), 2.0] for count in STATES])
-
-
-def read(path: Path, **settings: Any) -> RawData:
-    return read_raw(str(path), DatasetConfig(name=str(path), **settings))
-
-
-def refused(path: Path, **settings: Any) -> str:
-    """The message, which must be one line with the folder's or file's name."""
-    with pytest.raises(UserError) as caught:
-        read(path, **settings)
-    text = str(caught.value)
-    assert str(path) in text and "\n" not in text
-    return text
 
 
 def check_rows(raw: RawData, size: int, episodes: int) -> None:
