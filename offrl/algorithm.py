@@ -134,7 +134,7 @@ class Runtime:
     reduce_gradients: Callable[[Params], Params] | None = None  # the mean over the processes that share a batch
     alone: bool = False  # updates are run eagerly and for one replica, outside of all transforms of torch.func
     notes: Sequence[str] = ()  # lines for the log about the algorithm's setup
-    encoded: EncodedBatch | None = None
+    encoded: EncodedBatch | None = None  # while an update behind an encoder runs
 
 
 class Algorithm(ABC, Generic[ConfigT]):
