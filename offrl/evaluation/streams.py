@@ -56,10 +56,10 @@ def as_streams(observation: Any, spec: DataSpec) -> tuple[np.ndarray, bool]:
             parts[VECTOR] = _vector(observation, spec, first.ndim + grey > len(shape))
     batches = set()
     for name, part in parts.items():
-        shape = kind[name].shape
-        if kind[name].base == np.uint8 and part.dtype != np.uint8:
+        shape, image = kind[name].shape, kind[name].base == np.uint8
+        if image and part.dtype != np.uint8:
             raise UserError(f"the observation's {name} is {part.dtype}; images are uint8, 0 to 255")
-        if kind[name].base == np.uint8 and part.shape[-2:] == shape[:2] and shape[-1] == 1:
+        if image and part.shape[-2:] == shape[:2] and shape[-1] == 1:
             part = part[..., None]
         stream = next((s for s in spec.streams if s.name == name), None)
         sizes = [shape] + ([(*stream.recorded, shape[-1])] if stream is not None and stream.recorded else [])
