@@ -74,7 +74,13 @@ class DiffusionQL(WithCritic, Algorithm[DiffusionQLConfig]):
     which policies choose.
     """
 
-    traits = Traits(targets=("critic",), critic_modules=("critic",), observations="encoded", actions=("continuous",))
+    traits = Traits(
+        targets=("critic",),
+        critic_modules=("critic",),
+        observations="encoded",
+        own_encoders=False,
+        actions=("continuous",),
+    )
     actor_class = DiffusionQLActor
 
     def modules(self) -> dict[str, nn.Module]:

@@ -16,6 +16,7 @@ from offrl.algorithm import Batch, Loss, Params, TrainState
 from offrl.errors import UserError
 from offrl.families.critics import Critic
 from offrl.families.sac import ManyCriticsSettings, SoftActorCritic
+from offrl.nn.own_encoders import members
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -60,7 +61,7 @@ class EDAC(SoftActorCritic[EDACConfig]):
         if c.compared_critics in (0, c.critics):
             return critic
         indices = rng.uniform(key, (c.critics,)).topk(c.compared_critics).indices
-        return {k: v[indices] for k, v in critic.items()}
+        return members(critic, indices)
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """SAC-N's loss + eta / (N - 1) E sum_{i != j} <grad_a Q_i(s, a), grad_a Q_j(s, a)>, gradients of length 1
@@ -84,7 +85,7 @@ def action_gradients(critic: Critic, params: Params, observations: Tensor, actio
 
     Both come from one forward pass, and both can be differentiated with respect to `params`.
     """
-    size = next(iter(params.values())).shape[0]
+    size = next(reversed(params.values())).shape[0]  # of the head: an encoder of theirs comes first
 
     def value(inputs: Tensor) -> tuple[Tensor, Tensor]:
         logits = critic(params, torch.cat([observations.expand(size, *observations.shape), inputs], -1))

@@ -23,11 +23,12 @@ from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Sampler, TransitionSampler
 from offrl.nn import call
 from offrl.nn.custom.networks import with_own_networks
+from offrl.nn.own_encoders import with_encoders
 from offrl.nn.policies import Policy
 from offrl.nn.stream_encoder import (
     ENCODER,
     EncodedBatch,
-    StreamEncoder,
+    Streams,
     Z,
     encoded_spec,
     trained_by,
@@ -87,6 +88,7 @@ class Traits:
     targets: tuple[str, ...] = ()  # modules with a Polyak copy
     # vector: it reads the numbers of observations; encoded: it learns from any vector that an encoder makes of them
     observations: str = "vector"
+    own_encoders: bool = True  # False: observations are not its networks' first inputs
     # modules that acting needs, which a policy file holds; (): it trains no policy
     policy_modules: tuple[str, ...] = ("actor",)
     critic_modules: tuple[str, ...] = ()  # modules that `Algorithm.q_value` needs; (): it has no Q
@@ -167,13 +169,13 @@ class Algorithm(ABC, Generic[ConfigT]):
             # only their structure is used: `apply` is handed the parameters
             self.networks = self._networks()
         # what makes the vector that other modules see of the data's observations, and the module whose loss trains it
-        self.encoder: StreamEncoder | None = cast(Any, self.networks.get(ENCODER))
+        self.encoder: Streams | None = cast(Any, self.networks.get(ENCODER))
         self.encoder_module = trained_by(spec, self.networks, self.traits.goal_conditioned) if self.encoder else ""
 
     def _networks(self) -> dict[str, nn.Module]:
         """The modules, and last the encoder, so that the others' initial parameters do not depend on it."""
         modules = with_own_networks(self.config, self.modules())
-        return modules if self.data_spec.encoder is None else {**modules, ENCODER: StreamEncoder(self.data_spec)}
+        return modules if self.data_spec.encoder is None else with_encoders(copy.copy(self), modules)
 
     def _traits(self, config: ConfigT) -> Traits:
         traits = self.traits_for(config)
@@ -299,7 +301,7 @@ class Algorithm(ABC, Generic[ConfigT]):
         state = TrainState(
             params=params,
             target={n: {k: v.clone() for k, v in params[n].items()} for n in self.traits.targets},
-            opt={n: self._optimizer(n).init(p) for n, p in params.items()},
+            opt={n: self._optimizer(n).init(p) for n, p in params.items() if p},
             extra=self.extra(params),
             buffers=self.buffers(),
             step=torch.zeros((), dtype=torch.int64),

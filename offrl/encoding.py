@@ -11,7 +11,7 @@ from offrl import rng
 from offrl.algorithm import Algorithm, TrainState, Update
 from offrl.data.dataset import DataSpec
 from offrl.data.samplers.transitions import Batch
-from offrl.nn.stream_encoder import ENCODER, EncodedBatch, encoded_spec
+from offrl.nn.stream_encoder import ENCODER, OWN, EncodedBatch, encoded_spec
 from offrl.optim import Params
 
 SHIFTS = 90_001  # folded into an update's key for the random shifts of images
@@ -25,12 +25,15 @@ def set_spec(algorithm: Algorithm, spec: DataSpec) -> None:
 def encoded_update(algorithm: Algorithm, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
     """`Algorithm.update` with the encoder's vectors in place of observations of several streams. Only the batch's own
     observations train it, with the loss of `encoder_module`; successors, goals and targets are constants, as in DrQ-v2
-    (arXiv 2107.09645).
+    (arXiv 2107.09645). With encoders of the networks' own the vectors are the raw numbers.
     """
     encoder, params = algorithm.encoder, state.params[ENCODER]
     assert encoder is not None
     streams: list[tuple[str, Any]] = [(name, x) for name, x in batch.items() if isinstance(x, dict)]
     observed = {n: encoder.shifted(x, rng.fold_in(key, SHIFTS + i)) for i, (n, x) in enumerate(streams)}
+    if algorithm.encoder_module == OWN:
+        raw = {name: algorithm.apply(ENCODER, params, x) for name, x in observed.items()}
+        return algorithm.update(state, {**batch, **raw}, key, phase=phase)
     observations = observed.pop("observations")
     if algorithm.runtime.alone:
         leaves = {k: v.detach().requires_grad_() for k, v in params.items()}

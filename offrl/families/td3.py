@@ -13,6 +13,7 @@ from offrl.actor import NoisyActor
 from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Traits, Update
 from offrl.families.critics import Critic, CriticSettings, Values, WithCritic
 from offrl.nn import Deterministic
+from offrl.nn.own_encoders import members
 from offrl.settings.field import setting
 
 
@@ -82,5 +83,5 @@ class TD3(WithCritic, Algorithm[ConfigT]):
 
     def first_q(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
         """Q_1 [B] of the first online critic; the others are not evaluated."""
-        first_critic = {k: v[:1] for k, v in state.params["critic"].items()}
+        first_critic = members(state.params["critic"], slice(1))
         return self.critic.q(first_critic, observations, actions)[0]

@@ -17,22 +17,37 @@ from offrl.errors import UserError, nearest
 from offrl.nn.encoders import make_image_encoder, random_shift
 
 ENCODER = "encoder"  # the module before the others
+OWN = "own"  # `encoder.trained_by`: each network trains an encoder of its own
 Z = "observations of the encoder"  # beside a module's parameters while their gradients are taken
 
 
-class StreamEncoder(nn.Module):
-    """z = tanh(LayerNorm(W [features of each image, vector, rows of tables])): the trunk of DrQ-v2 (arXiv 2107.09645),
-    one for all networks.
+class Streams(nn.Module):
+    """What makes one tensor of observations of several streams."""
+
+    def __init__(self, spec: DataSpec) -> None:
+        super().__init__()
+        assert spec.encoder is not None
+        self.shift = spec.encoder.shift
+        self.stacks = {s.name: (s.shape[0], s.shape[1], s.shape[2] * spec.frames) for s in spec.streams if s.image}
+
+    def shifted(self, observations: Mapping[str, Tensor], key: Tensor) -> dict[str, Tensor]:
+        """The same observations with each image shifted by up to `shift` pixels, drawn apart for each [B, H, W, C]."""
+        if not self.shift:
+            return dict(observations)
+        keys = dict(zip(self.stacks, rng.split(key, max(1, len(self.stacks))), strict=False))
+        return {n: random_shift(x, keys[n], self.shift) if n in keys else x for n, x in observations.items()}
+
+
+class StreamEncoder(Streams):
+    """z = tanh(LayerNorm(W [features of each image, vector, rows of tables])): the trunk of DrQ-v2 (arXiv
+    2107.09645).
     """
 
     def __init__(self, spec: DataSpec) -> None:
         """Raises UserError for images smaller than the encoder takes."""
-        super().__init__()
+        super().__init__(spec)
         assert spec.encoder is not None
-        self.shift = spec.encoder.shift
-        stacks = {s.name: (s.shape[0], s.shape[1], s.shape[2] * spec.frames) for s in spec.streams if s.image}
-        self.names = list(stacks)  # which may hold dots, unlike those of modules
-        images = [make_image_encoder(spec.encoder.name, shape) for shape in stacks.values()]
+        images = [make_image_encoder(spec.encoder.name, shape) for shape in self.stacks.values()]
         self.images = nn.ModuleList(images)
         width = sum(module.features for module in images)
         width += sum(math.prod(s.shape) for s in spec.streams if not s.image) + spec.observation_dim
@@ -40,16 +55,9 @@ class StreamEncoder(nn.Module):
 
     def forward(self, observations: Mapping[str, Tensor]) -> Tensor:
         """{stream: [..., H, W, C] uint8 or [..., L]} -> [..., width]."""
-        parts = [module(observations[name]) for name, module in zip(self.names, self.images, strict=True)]
-        parts += [x for name, x in observations.items() if name not in self.names]
+        parts = [module(observations[name]) for name, module in zip(self.stacks, self.images, strict=True)]
+        parts += [x for name, x in observations.items() if name not in self.stacks]
         return self.trunk(torch.cat(parts, -1))
-
-    def shifted(self, observations: Mapping[str, Tensor], key: Tensor) -> dict[str, Tensor]:
-        """The same observations with each image shifted by up to `shift` pixels, drawn apart for each [B, H, W, C]."""
-        if not self.shift:
-            return dict(observations)
-        keys = dict(zip(self.names, rng.split(key, max(1, len(self.names))), strict=False))
-        return {n: random_shift(x, keys[n], self.shift) if n in keys else x for n, x in observations.items()}
 
 
 @dataclass(frozen=True)
@@ -78,16 +86,22 @@ def encoded_spec(spec: DataSpec) -> DataSpec:
 
 
 def trained_by(spec: DataSpec, modules: Collection[str], goals: bool) -> str:
-    """The module whose loss trains the encoder, of an algorithm with these. goals: it learns towards goals. Raises
-    UserError where there is none of the name that the settings give.
+    """The module whose loss trains the encoder, of an algorithm with these, or `OWN`. goals: it learns towards goals.
+    Raises UserError where there is none of the name that the settings give.
     """
     assert spec.encoder is not None
     module, names = spec.encoder.trained_by, [name for name in modules if name != ENCODER]
+    if module == OWN:
+        return OWN
+    if spec.encoder.fusion == "early":
+        raise UserError("encoder.fusion=early is of encoders of the networks' own: encoder.trained_by=own")
     if module == "auto":
         order = ("value", "critic", "actor") if goals else ("critic", "value", "actor")
         return next((name for name in order if name in names), names[0])
     if module not in names:
-        raise UserError(f"encoder.trained_by={module}: the modules are {', '.join(names)}.{nearest(module, names)}")
+        raise UserError(
+            f"encoder.trained_by={module}: the modules are {', '.join(names)}; or own.{nearest(module, names)}"
+        )
     return module
 
 

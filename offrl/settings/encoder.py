@@ -11,7 +11,9 @@ from offrl.settings.field import setting
 
 @dataclass
 class EncoderConfig:
-    """One encoder for all networks of an algorithm, as DrQ-v2 has it (arXiv 2107.09645)."""
+    """One encoder for all networks of an algorithm, as DrQ-v2 has it (arXiv 2107.09645), or one inside each, as OGBench
+    (arXiv 2410.20092).
+    """
 
     name: str = setting(
         "auto",
@@ -20,7 +22,14 @@ class EncoderConfig:
     )
     width: int = setting(50, "numbers that networks see of an observation", low=1)
     trained_by: str = setting(
-        "auto", "the module whose loss trains it; auto: critic, of goals value, where there is one, else actor"
+        "auto",
+        "the module whose loss trains it; auto: critic, of goals value, where there is one, else actor; own: each "
+        "network has an encoder of its own, and its target a copy",
+    )
+    fusion: str = setting(
+        "late",
+        "late: states and goals are encoded alone; early: their images side by side (OGBench), with trained_by=own",
+        choices=("late", "early"),
     )
     shift: int = setting(4, "pixels by which images are shifted at random in each update (DrQ); 0: none", low=0)
     learning_rate: float | None = setting(None, "null: that of the algorithm", above=0.0)

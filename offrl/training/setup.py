@@ -21,6 +21,7 @@ from offrl.data.samplers.prefetch import Prefetcher
 from offrl.encoding import set_spec
 from offrl.errors import UserError, warn
 from offrl.evaluation.evaluator import Evaluator
+from offrl.nn.stream_encoder import OWN
 from offrl.runs import record as runs
 from offrl.settings.encoder import EncoderConfig
 from offrl.settings.replicas import Replica, replicas
@@ -151,10 +152,9 @@ def make_algorithm(config: TrainConfig, dataset: Dataset, pretrained: Mapping[st
     algorithm: Algorithm = algorithm_class(config.algo, with_encoder(config, dataset.spec), pretrained)
     if algorithm.encoder is not None and (settings := algorithm.data_spec.encoder) is not None:
         names = ", ".join(stream.name for stream in dataset.spec.streams)
-        text = (
-            f"observations have {names}: encoder={settings.name}, trained by the loss of '{algorithm.encoder_module}'"
-        )
-        algorithm.runtime.notes = (text,)
+        module = algorithm.encoder_module
+        trained = "one inside each network" if module == OWN else f"trained by the loss of '{module}'"
+        algorithm.runtime.notes = (f"observations have {names}: encoder={settings.name}, {trained}",)
     if (n_step := getattr(config.algo, "n_step", 1)) > 1:
         check_n_step(config.algo, getattr(algorithm.sampler(), "n_step", 1) == n_step)
     check_stitching(config.algo, algorithm, dataset)

@@ -20,6 +20,7 @@ from offrl.data.value_range import value_range
 from offrl.errors import UserError
 from offrl.families.critics.value import CriticSettings, Objective, Target, Values, make_value_head
 from offrl.nn import Bootstrap, EnsembleMLP, Pairs, call
+from offrl.nn.own_encoders import ENCODER_PART, members
 
 
 class Critic(Part):
@@ -58,7 +59,11 @@ class Critic(Part):
         if not self.config.spectral_norm:
             return state
         # the first power iteration starts from equal entries; iterations go on from update to update
-        vectors = {k: torch.ones_like(w[:, 0]) for k, w in state.params["critic"].items() if k.endswith("weight")}
+        vectors = {
+            k: torch.ones_like(w[:, 0])
+            for k, w in state.params["critic"].items()
+            if k.endswith("weight") and ENCODER_PART not in k
+        }
         state = state.with_extra(spectral=vectors)
         for _ in range(20):
             state = self.spectral_normalise(state)
@@ -150,7 +155,7 @@ class Critic(Part):
         if c.target_critics in (0, c.critics):
             return target
         indices = rng.uniform(key, (c.critics,)).topk(c.target_critics).indices
-        return {k: v[indices] for k, v in target.items()}
+        return members(target, indices)
 
     def td_target(self, batch: Batch, next_value: Values, discount: float | Tensor | None = None) -> Target:
         """r + discount (1 - terminated) V(s'); of windows of m steps sum_k discount^k r_k + discount^m (1 - terminated)
