@@ -296,6 +296,7 @@ class Algorithm(ABC, Generic[ConfigT]):
             torch.default_generator.manual_seed(seed)
             modules = self._networks()
         params = {n: {k: v.detach().clone() for k, v in m.named_parameters()} for n, m in modules.items()}
+        params |= self.pretrained.get(ENCODER, {})
         state = TrainState(
             params=params,
             target={n: {k: v.clone() for k, v in params[n].items()} for n in self.traits.targets},

@@ -20,7 +20,11 @@ class EncoderConfig:
     )
     width: int = setting(50, "numbers that networks see of an observation", low=1)
     trained_by: str = setting(
-        "auto", "the module whose loss trains it; auto: critic, of goals value, where there is one, else actor"
+        "auto",
+        "the module whose loss trains it; auto: critic, of goals value, where there is one, else actor; none: it stays "
+        "as it was pretrained",
     )
     shift: int = setting(4, "pixels by which images are shifted at random in each update (DrQ); 0: none", low=0)
     learning_rate: float | None = setting(None, "null: that of the algorithm", above=0.0)
+    pretrained: str = setting("", "a trained run, of algo=encoder say, whose encoder training starts from", place=True)
+    pretrained_id: str = setting("", "which one that is", filled=True)

@@ -21,6 +21,7 @@ from offrl.data.samplers.prefetch import Prefetcher
 from offrl.encoding import set_spec
 from offrl.errors import UserError, warn
 from offrl.evaluation.evaluator import Evaluator
+from offrl.nn.stream_encoder import ENCODER
 from offrl.runs import record as runs
 from offrl.settings.encoder import EncoderConfig
 from offrl.settings.replicas import Replica, replicas
@@ -148,13 +149,18 @@ def make_algorithm(config: TrainConfig, dataset: Dataset, pretrained: Mapping[st
             f"{config.algo.name} needs continuous actions and {dataset.spec.name} has discrete ones; use "
             f"{' or '.join(able)}"
         )
+    if config.encoder.pretrained and ENCODER not in (pretrained or {}):
+        raise UserError(
+            f"encoder.pretrained={config.encoder.pretrained} is for offrl train: train from it first, and go on with "
+            "that run"
+        )
     algorithm: Algorithm = algorithm_class(config.algo, with_encoder(config, dataset.spec), pretrained)
     if algorithm.encoder is not None and (settings := algorithm.data_spec.encoder) is not None:
         names = ", ".join(stream.name for stream in dataset.spec.streams)
-        text = (
-            f"observations have {names}: encoder={settings.name}, trained by the loss of '{algorithm.encoder_module}'"
-        )
-        algorithm.runtime.notes = (text,)
+        start = f", from {config.encoder.pretrained}" if config.encoder.pretrained else ""
+        module = algorithm.encoder_module
+        trained = f"trained by the loss of '{module}'" if module else "not trained"
+        algorithm.runtime.notes = (f"observations have {names}: encoder={settings.name}{start}, {trained}",)
     if (n_step := getattr(config.algo, "n_step", 1)) > 1:
         check_n_step(config.algo, getattr(algorithm.sampler(), "n_step", 1) == n_step)
     check_stitching(config.algo, algorithm, dataset)
@@ -179,8 +185,13 @@ def with_encoder(config: TrainConfig, spec: DataSpec) -> DataSpec:
                 "it out"
             )
         return spec
+    if settings.trained_by == "none" and not settings.pretrained:
+        raise UserError(
+            "encoder.trained_by=none leaves the encoder as it begins, which is at random: name a run that trained one, "
+            "encoder.pretrained=RUN"
+        )
     name = "drq" if settings.name == "auto" else settings.name
-    return dataclasses.replace(spec, encoder=dataclasses.replace(settings, name=name))
+    return dataclasses.replace(spec, encoder=dataclasses.replace(settings, name=name, pretrained="", pretrained_id=""))
 
 
 def check_kind(algorithm_class: Any, name: str, dataset: Dataset) -> None:

@@ -18,6 +18,7 @@ from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.fit import check_columns, check_normalisation
 from offrl.errors import UserError, say, warn
 from offrl.nn.meta_check import of_file, outline
+from offrl.nn.stream_encoder import ENCODER
 from offrl.pretrained import Pretrained, Requirement
 from offrl.runs import record as runs
 from offrl.settings.evaluation import EvalConfig
@@ -29,7 +30,7 @@ from offrl.system import files as checkpoint
 from offrl.system import trust
 from offrl.system.locks import alone
 from offrl.training.loop import train
-from offrl.training.setup import check_kind, check_n_step
+from offrl.training.setup import check_kind, check_n_step, with_encoder
 
 if TYPE_CHECKING:
     from offrl.settings.train import TrainConfig
@@ -64,7 +65,7 @@ def resolve(config: TrainConfig, dataset: Dataset) -> tuple[TrainConfig, dict[st
     pretrained = {}
     for name, requirement in requirements.items():
         path = getattr(config.algo, name) or str(train_first(config, dataset, name, requirement))
-        result = pretrained[name] = load(path, dataset.spec, name, requirement)
+        result = pretrained[name] = load(path, dataset.spec, f"algo.{name}", requirement)
         if result.fingerprint not in ("", dataset.fingerprint) and not requirement.allow_other_normalisation:
             warn(
                 f"algo.{name}={path} was trained on other data than {dataset.spec.name}: it may know little about "
@@ -76,7 +77,43 @@ def resolve(config: TrainConfig, dataset: Dataset) -> tuple[TrainConfig, dict[st
         )
         config = dataclasses.replace(config, algo=algo)
     config = kind.adopt(config, dataset, pretrained)
-    return config, {name: requirements[name].select(result) for name, result in pretrained.items()}
+    pretrained = {name: requirements[name].select(result) for name, result in pretrained.items()}
+    if config.encoder.pretrained:
+        spec = with_encoder(config, dataset.spec)
+        run = load(config.encoder.pretrained, spec, "encoder.pretrained", encoder_requirement(spec))
+        pretrained[ENCODER] = {ENCODER: run.state.params[ENCODER]}
+        encoder = dataclasses.replace(config.encoder, pretrained_id=run.identity)
+        config = dataclasses.replace(config, encoder=encoder)
+    return config, pretrained
+
+
+def encoder_requirement(spec: DataSpec) -> Requirement:
+    """A run of any algorithm whose encoder is that of `spec` and reads the same streams; actions, goals and statistics
+    may be others.
+    """
+
+    def form(other: DataSpec) -> dict[str, str]:
+        assert other.encoder is not None
+        streams = ", ".join(f"{s.name} {list(s.shape)}" for s in other.streams)
+        return {
+            "streams": streams,
+            "dataset.frames": str(other.frames),
+            "encoder": other.encoder.name,
+            "encoder.width": str(other.encoder.width),
+        }
+
+    def check(run: Pretrained) -> None:
+        other = run.algorithm.data_spec
+        if other.encoder is None:
+            raise UserError(f"encoder.pretrained: the run of {other.name} has no encoder; name one on images")
+        for name, value in form(other).items():
+            if value != (needed := form(spec)[name]):
+                raise UserError(
+                    f"encoder.pretrained: the run of {other.name} has {name}={value}, and this one on {spec.name} "
+                    f"{needed}; both must agree"
+                )
+
+    return Requirement(check=check, allow_other_normalisation=True)
 
 
 def train_first(config: TrainConfig, dataset: Dataset, name: str, requirement: Requirement) -> Path:
@@ -121,21 +158,23 @@ def _finished(run_dir: Path, requirement: Requirement) -> bool:
     return latest is not None and latest[1]["step"] >= (requirement.steps or 0)
 
 
-def load(path: str | Path, spec: DataSpec, name: str, requirement: Requirement) -> Any:
-    """The prerequisite that the setting `name` names, for data of `spec`: of a run the replicas that did not diverge.
+def load(path: str | Path, spec: DataSpec, setting: str, requirement: Requirement) -> Any:
+    """The prerequisite that `setting` names, for data of `spec`: of a run the replicas that did not diverge.
 
     Raises UserError where there is none, or for data of other shapes, another normalisation, or rewards in other units
     where that matters."""
     result = (
-        load_run(Path(path), spec, name, requirement) if requirement.load is None else requirement.load(str(path), spec)
+        load_run(Path(path), spec, setting, requirement)
+        if requirement.load is None
+        else requirement.load(str(path), spec)
     )
     requirement.check(result)
     return result
 
 
-def load_run(run_dir: Path, spec: DataSpec, name: str, requirement: Requirement) -> Pretrained:
+def load_run(run_dir: Path, spec: DataSpec, setting: str, requirement: Requirement) -> Pretrained:
     """Load as `load` does, without the requirement's own check."""
-    where = f"algo.{name}={run_dir}"
+    where = f"{setting}={run_dir}"
     if not (run_dir / runs.RECORD).is_file():
         cure = (
             "name a run directory, or leave the setting out to train one first"
