@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,12 +155,12 @@ class PreferenceModel:
         source = algorithm.sampler().prepare({k: v.to(where) for k, v in part(training).items()})  # type: ignore[arg-type]
         judge = {k: v.to(where) for k, v in part(held_out).items()}
 
-        def validate(params: Params) -> float:
+        def validate(params: dict[str, Params]) -> float:
             with torch.no_grad():
-                return float(algorithm.loss(params, None, judge)[0])
+                return float(algorithm.loss(params["reward"], None, judge)[0])
 
-        trained = train_members(algorithm, "reward", source, validate, where, f"preferences on {spec.name}", quiet)
-        members = [{k: v.cpu() for k, v in params.items()} for params in trained.params]
+        trained = train_members(algorithm, source, validate, where, f"preferences on {spec.name}", quiet)
+        members = [{k: v.cpu() for k, v in params["reward"].items()} for params in trained.params]
         model = PreferenceModel(spec, list(settings.hidden), mean, std, members)
         first, second = (
             torch.stack([model.algorithm.rewards(m, part(held_out)[k]) for m in members]).mean(0).sum(-1)
@@ -216,10 +215,7 @@ class PreferenceModel:
 
     def digest(self) -> str:
         """A hash of the numbers in it."""
-        sha = hashlib.sha256()
-        for name, tensor in sorted(self._tensors().items()):
-            sha.update(name.encode() + tensor.contiguous().numpy().tobytes())
-        return sha.hexdigest()
+        return checkpoint.tensor_digest(self._tensors())
 
     def _tensors(self) -> dict[str, Tensor]:
         return {

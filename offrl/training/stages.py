@@ -5,9 +5,8 @@ trained first.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -79,17 +78,21 @@ def resolve(config: TrainConfig, dataset: Dataset) -> tuple[TrainConfig, dict[st
     config = kind.adopt(config, dataset, pretrained)
     pretrained = {name: requirements[name].select(result) for name, result in pretrained.items()}
     if config.encoder.pretrained:
-        spec = with_encoder(config, dataset.spec)
-        run = load(config.encoder.pretrained, spec, "encoder.pretrained", encoder_requirement(spec))
-        pretrained[ENCODER] = {ENCODER: run.state.params[ENCODER]}
+        run = encoder_run(config.encoder.pretrained, with_encoder(config, dataset.spec))
+        pretrained |= first_encoder(run)
         encoder = dataclasses.replace(config.encoder, pretrained_id=run.identity)
         config = dataclasses.replace(config, encoder=encoder)
     return config, pretrained
 
 
-def encoder_requirement(spec: DataSpec) -> Requirement:
-    """A run of any algorithm whose encoder is that of `spec` and reads the same streams; actions, goals and statistics
-    may be others.
+def first_encoder(run: Pretrained) -> dict[str, Any]:
+    """What an algorithm is handed that starts from the encoder of a run."""
+    return {ENCODER: {ENCODER: run.state.params[ENCODER]}}
+
+
+def encoder_run(path: str, spec: DataSpec) -> Pretrained:
+    """The run `encoder.pretrained`, of any algorithm whose encoder is that of `spec` and reads the same streams;
+    actions, goals and statistics may be others. Raises UserError.
     """
 
     def form(other: DataSpec) -> dict[str, str]:
@@ -113,7 +116,8 @@ def encoder_requirement(spec: DataSpec) -> Requirement:
                     f"{needed}; both must agree"
                 )
 
-    return Requirement(check=check, allow_other_normalisation=True)
+    requirement = Requirement(check=check, allow_other_normalisation=True)
+    return cast(Pretrained, load(path, spec, "encoder.pretrained", requirement))
 
 
 def train_first(config: TrainConfig, dataset: Dataset, name: str, requirement: Requirement) -> Path:
@@ -214,15 +218,9 @@ def load_run(run_dir: Path, spec: DataSpec, setting: str, requirement: Requireme
     algorithm = kind(config, recorded)
     algorithm.buffers = dict
     pairs = [(with_settings(algorithm, dict(replicas[i].values)), state) for i, state in states]
-    checksum = meta["sha256"] if requirement.every_replica else _checksum(pairs[0][1])
+    first = checkpoint.flatten({"params": pairs[0][1].params, "target": pairs[0][1].target})
+    checksum = meta["sha256"] if requirement.every_replica else checkpoint.tensor_digest(first)
     return Pretrained(tuple(pairs), dict(identity["algo"]), str(checksum)[:16], record["data"].get("fingerprint", ""))
-
-
-def _checksum(state: Any) -> str:
-    digest = hashlib.sha256()
-    for name, value in sorted(checkpoint.flatten({"params": state.params, "target": state.target}).items()):
-        digest.update(name.encode() + value.contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _places(run_dir: Path, kind: Any) -> dict[str, Any]:
