@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from offrl.data.dataset import Dataset
 from offrl.data.transforms.episodes import share_of
-from offrl.errors import UserError, nearest
+from offrl.data.transforms.sources import flags
+from offrl.errors import UserError
 
 PRECISION = 0.99  # of rewards on held-out episodes: what a policy finds are the false positives
 
@@ -21,19 +22,7 @@ def success_rows(dataset: Dataset, labels: str) -> Tensor:
     where = dataset.spec.name
     if not any(s.image for s in dataset.spec.streams):
         raise UserError(f"{where} has no images for a classifier of success: name them, dataset.observation_keys=[...]")
-    if labels not in dataset.columns:
-        raise UserError(
-            f"labels={labels}: {where} has no such column, which is 1 where a step led to success and 0 where "
-            f"not.{nearest(labels, dataset.columns)} dataset.fields.{labels}=NAME reads one of another name"
-        )
-    column = dataset.columns[labels].cpu()
-    bad = torch.nonzero(((column != 0) & (column != 1)).reshape(len(dataset), -1).any(-1))
-    if column.ndim > 1 or len(bad):
-        value = (
-            f"row {int(bad[0])} has {column[bad[0]].tolist()[0]}" if len(bad) else f"rows of {list(column.shape[1:])}"
-        )
-        raise UserError(f"labels={labels}: {where} must hold 0 or 1 in each row, and {value}")
-    return column == 1
+    return flags(dataset, labels, f"labels={labels}")
 
 
 def held_out_rows(dataset: Dataset, success: Tensor, share: float, seed: int) -> Tensor:

@@ -39,7 +39,14 @@ if TYPE_CHECKING:
 
 CONFIG, SCORES, CURVE, GRID = "config.yaml", "scores.csv", "learning_curve.png", "grid.png"
 RESTORE = "restore the file that offrl wrote, or choose another name="
-LATER = ("frames", "image_size", "episodes", "mask", "pretrained_id")  # settings of datasets and encoders
+LATER = (
+    "frames",
+    "image_size",
+    "episodes",
+    "mask",
+    "intervention_share",
+    "pretrained_id",
+)  # settings of datasets and encoders
 PACKAGES = ("offrl", "torch", "numpy", "gymnasium", "mujoco", "minari", "h5py", "gymnasium-robotics")
 
 

@@ -119,13 +119,16 @@ def test_the_threshold_is_the_smallest_that_is_precise() -> None:
     ("changes", "text"),
     [
         ({"observations": np.zeros((ROWS, 2), np.float32)}, "arrays has no images for a classifier of success"),
-        ({"succes": values()["success"], "success": np.arange(ROWS)}, "must hold 0 or 1 in each row, and row 2 has 2"),
+        (
+            {"succes": values()["success"], "success": np.arange(ROWS)},
+            "labels=success: arrays has 2 in the column .success., row 2; 0 or 1 is due",
+        ),
     ],
 )
 def test_other_data_are_refused(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(UserError, match=text):
         success_rows(data(**changes), "success")
-    with pytest.raises(UserError, match=r"labels=sucess: arrays has no such column.*success"):
+    with pytest.raises(UserError, match=r"labels=sucess: arrays has no column .sucess..*success"):
         success_rows(data(), "sucess")
 
 
