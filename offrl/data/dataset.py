@@ -262,12 +262,8 @@ class Dataset:
 
     def episode_shares(self) -> Tensor:
         """The share of the draws that each episode has, all its rows together: [E] float64 on the CPU, of sum 1."""
-        shares = self.episode_lengths().double().cpu()
-        if self.weights is not None and len(self.weights) > self.num_episodes:
-            episode = self.per_row(torch.arange(self.num_episodes))
-            shares = torch.zeros_like(shares).index_add(0, episode, self.weights)
-        elif self.weights is not None:
-            shares = shares * self.weights
+        episode = self.per_row(torch.arange(self.num_episodes))
+        shares = torch.zeros(self.num_episodes, dtype=torch.float64).index_add(0, episode, self.row_weights())
         return shares / shares.sum()
 
     def transition_rows(self) -> Tensor:
