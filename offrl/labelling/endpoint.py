@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from offrl.errors import UserError, warn
+from offrl.labelling.pictures import Pictures
 from offrl.system.addresses import HERE, unprotected
 from offrl.system.signals import handled
 
@@ -46,6 +47,7 @@ class Endpoint:
     parallel: int = 4  # requests at a time
     timeout: float = 60.0  # seconds without a sign of life
     retries: int = 6  # further attempts of a request
+    pictures: Pictures = field(default_factory=Pictures)  # that questions name
 
     def __post_init__(self) -> None:
         parts = urllib.parse.urlsplit(self.url)
@@ -176,7 +178,7 @@ class Endpoint:
         try:
             reply = client.chat.completions.with_raw_response.create(
                 model=self.model,
-                messages=[*messages, {"role": "user", "content": prompt}],
+                messages=[*messages, {"role": "user", "content": self.pictures.content(prompt)}],
                 extra_body=self._settings(),
                 extra_headers=headers,
             )

@@ -65,7 +65,7 @@ def label_by_score(
     unreadable. on_missing: "refuse" raises UserError where there is one; "recorded" leaves its rows their recorded
     rewards, "zero" gives them none.
     """
-    check_labelable(dataset)
+    check_labelable(dataset, render is not None and render.pictures is not None)
     if not low < high:
         raise UserError(f"low={low:g} must be below high={high:g}")
     render = render or Renderer(dataset.spec)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from offrl.data.dataset import Dataset
     from offrl.labelling.cache import Counts, Labeller
+    from offrl.labelling.pictures import Pictures
     from offrl.settings.train import TrainConfig
 
 # taken as they stand on the command line, whatever characters they hold
@@ -81,7 +82,7 @@ def run(names: list[str], settings: list[str]) -> int:
             f"{names[0]} is a text dataset; offrl data label is for control data, whose observations are numbers"
         )
     dataset = load_dataset(config, quiet=options.quiet)
-    check_labelable(dataset)
+    check_labelable(dataset, options.show_images)
     function = named_function(options.render, "render") if options.render else None
     render = Renderer(
         dataset.spec,
@@ -93,6 +94,7 @@ def run(names: list[str], settings: list[str]) -> int:
         options.show_rewards,
         function,
         f"render={options.render}",
+        _pictures(options, labeller),
     )
     typed = Path(options.cache).expanduser() if options.cache else None
     if typed is not None and typed.is_symlink():  # a person's own link is followed
@@ -303,6 +305,20 @@ def _labeller(options: LabelSettings, extra: dict[str, Any]) -> Labeller:
         options.timeout,
         options.retries,
     )
+
+
+def _pictures(options: LabelSettings, labeller: Labeller) -> Pictures | None:
+    """What takes the images of questions and gives them to the endpoint. Raises UserError where none can be shown."""
+    from offrl.labelling.endpoint import Endpoint
+
+    if not options.show_images:
+        return None
+    if not isinstance(labeller, Endpoint) or options.kind == "subgoals" or options.render:
+        raise UserError(
+            "show_images=true shows images to an endpoint (url=, model=), for kind=rewards and kind=preferences, "
+            "without render="
+        )
+    return labeller.pictures
 
 
 def _report(counts: Counts, cache: Path, target: Path, quiet: bool, more: list[tuple[str, str]]) -> None:

@@ -128,11 +128,12 @@ PARTS = ("observations", "actions", "rewards")
 
 
 def episode_key(columns: Mapping[str, np.ndarray]) -> str:
-    """A hash of an episode's observations, actions and recorded rewards: the same wherever it stands, in whichever part
-    of the data.
+    """A hash of an episode's observations, images too, actions and recorded rewards: the same wherever it stands, in
+    whichever part of the data.
     """
     digest = hashlib.sha256()
-    for name in PARTS:
+    images = [n for n, v in columns.items() if v.ndim == 4 and v.dtype == np.uint8 and not n.startswith("next_")]
+    for name in (*PARTS, *sorted(images)):
         values = np.ascontiguousarray(columns[name])
         digest.update(f"{name} {values.dtype.str} {values.shape} ".encode() + values.tobytes())
     return digest.hexdigest()
