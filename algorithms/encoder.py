@@ -6,6 +6,7 @@ autoencoding (SAC+AE, Yarats et al., 2019, arXiv 1910.01741)."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -108,7 +109,12 @@ class EncoderTraining(Algorithm[EncoderTrainingConfig]):
             return {"decoder": StreamDecoder(width, self.data_spec)}
         if c.objective == "contrast":
             return {"similarity": nn.Linear(width, width, bias=False)}
-        form = {"activation": "gelu_tanh", "init": "xavier", "layer_norm": True, "layer_norm_epsilon": 1e-6}
+        form: dict[str, Any] = {
+            "activation": "gelu_tanh",
+            "init": "xavier",
+            "layer_norm": True,
+            "layer_norm_epsilon": 1e-6,
+        }
         return {"value": EnsembleMLP(2, 2 * width, c.hidden, 1, **form)}
 
     def sampler(self) -> Sampler:

@@ -172,13 +172,14 @@ class Endpoint:
         import openai
 
         messages: Any = [{"role": "system", "content": self.system}] if self.system else []
+        messages.append({"role": "user", "content": self.pictures.content(prompt)})
         headers: Any = {name: openai.Omit() for name in ("OpenAI-Organization", "OpenAI-Project")}
         headers["Authorization"] = f"Bearer {key}" if key else openai.Omit()
         start = time.monotonic()
         try:
             reply = client.chat.completions.with_raw_response.create(
                 model=self.model,
-                messages=[*messages, {"role": "user", "content": self.pictures.content(prompt)}],
+                messages=messages,
                 extra_body=self._settings(),
                 extra_headers=headers,
             )

@@ -224,9 +224,8 @@ class SuccessClassifier:
                 template = {name: dict(module.named_parameters()) for name, module in networks.items()}
             params = checkpoint.unflatten({"params": template}, tensors, str(path))["params"]
             params = {name: {k: v.clone() for k, v in module.items()} for name, module in params.items()}
-            numbers = [float(meta[name]) for name in ("accuracy", "precision", "recall")]
-            threshold = config.threshold
-            return SuccessClassifier(spec, config.hidden, params, float(meta["scale"]), threshold, *numbers, str(path))
+            numbers = {name: float(meta[name]) for name in ("scale", "accuracy", "precision", "recall")}
+            return SuccessClassifier(spec, config.hidden, params, threshold=config.threshold, name=str(path), **numbers)
 
     def digest(self) -> str:
         """A hash of the numbers in it."""
