@@ -215,6 +215,8 @@ class SuccessClassifier:
         tensors, meta = checkpoint.read(Path(path))
         with reading(Path(path), " as a success classifier"):
             spec = DataSpec.from_json(meta["spec"], str(path))
+            if spec.encoder is None or not spec.streams:
+                raise UserError(f"{path} is damaged: it is of no images")
             settings = {name: meta[name] for name in ("hidden", "threshold")}
             check_types(SuccessSettings, settings, str(path))
             config = SuccessSettings(**settings)

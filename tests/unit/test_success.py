@@ -76,7 +76,13 @@ def test_rewards_are_success_on_other_data(model: SuccessClassifier, tmp_path: P
     ):
         label_rewards(data(observations=values()["observations"][:, 1:]), str(path))
     tensors, meta = files.read(path)
-    for key, value in (("hidden", [10**9]), ("threshold", "high"), ("scale", None), ("spec", [])):
+    for key, value in (
+        ("hidden", [10**9]),
+        ("threshold", "high"),
+        ("scale", None),
+        ("spec", []),
+        ("spec", {**meta["spec"], "encoder": None}),
+    ):
         files.write(path, tensors, {**meta, key: value})
         with pytest.raises(UserError, match=r"success\.safetensors"):
             SuccessClassifier.load(path)
