@@ -57,7 +57,9 @@ class LabelSettings:
     digits: int = setting(3, "significant digits", low=1, high=9)
     show_actions: bool = setting(True, "show actions")
     show_images: bool = setting(
-        False, "kind=rewards, preferences: show the images that dataset.observation_keys names, as PNG, to an endpoint"
+        False,
+        "kind=rewards, preferences: show the images that dataset.observation_keys names, as PNG, to an endpoint; "
+        "encoder=... is that of the learnt reward",
     )
     show_rewards: bool = setting(False, "show recorded rewards")
     render: str | None = setting(None, "file.py:function of a stretch's columns that gives its text, in place of these")

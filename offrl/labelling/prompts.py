@@ -183,8 +183,8 @@ def check_labelable(dataset: Dataset, pictures: bool = False) -> None:
         )
     if not pictures and not dataset.spec.observation_dim:
         raise UserError(
-            f"{dataset.spec.name} has images alone: kind=rewards show_images=true shows them to a model that sees; "
-            "preferences and subgoals need observations of numbers"
+            f"{dataset.spec.name} has images alone: show_images=true shows them to a model that sees (kind=rewards, "
+            "preferences)"
         )
     if dataset.spec.observation_mean is not None:
         raise UserError(f"{dataset.spec.name}: label before observations are normalised")

@@ -69,7 +69,8 @@ def run(names: list[str], settings: list[str]) -> int:
         _success(names[0], options, data_settings, fit, target)
         return 0
     task, labeller = _task(options.task), _labeller(options, extra)
-    config = _read_by(names[0], data_settings).dataset
+    composed = _read_by(names[0], data_settings)
+    config = composed.dataset
 
     from offrl.data import load_dataset
     from offrl.data.loading.resolve import resolve
@@ -122,6 +123,7 @@ def run(names: list[str], settings: list[str]) -> int:
             both_orders=options.both_orders,
             seed=options.seed,
             fit=fill(PreferenceSettings(), fit, "data label"),
+            encoder=composed.encoder if options.show_images else None,
             device=options.device,
             **shared,
         )

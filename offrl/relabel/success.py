@@ -23,17 +23,15 @@ from offrl.nn import MLP
 from offrl.nn.meta_check import outline
 from offrl.registry import register
 from offrl.relabel.held_out import balanced_error, held_out_rows, precise, success_rows
+from offrl.relabel.images import CHUNK, images_of, seen_by
 from offrl.relabel.train_ensemble import train_members
 from offrl.settings.encoder import EncoderConfig
 from offrl.settings.field import check, setting
 from offrl.settings.kinds import check_types
-from offrl.settings.train import TrainConfig
 from offrl.system import files as checkpoint
-from offrl.training.setup import with_encoder
 from offrl.training.stages import encoder_run, first_encoder
 
 KIND = "offrl success classifier"
-CHUNK = 256  # images that are classified at once
 
 
 @dataclass
@@ -138,16 +136,7 @@ class SuccessClassifier:
 
     def __call__(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
         """Rewards [T]. Raises UserError for images that are missing or of other shapes."""
-        images = {}
-        for stream in self.spec.streams:
-            values = columns.get(f"next_{stream.name}")
-            if values is None or values.shape[1:] != stream.shape:
-                size = "none" if values is None else list(values.shape[1:])
-                raise UserError(
-                    f"{self.name} was learnt on images {stream.name} {list(stream.shape)}, and these data have {size}: "
-                    "read both with the same dataset.observation_keys and dataset.image_size"
-                )
-            images[stream.name] = torch.from_numpy(values)
+        images = images_of(self.spec, columns, "next_", self.name)
         chunks = zip(*(x.split(CHUNK) for x in images.values()), strict=True)
         logits = [self.algorithm.logits(self.params, dict(zip(images, part, strict=True))) for part in chunks]
         probability = torch.sigmoid(torch.cat(logits) / self.scale).numpy()
@@ -172,7 +161,7 @@ class SuccessClassifier:
         check(settings, "fit.")
         success = success_rows(dataset, labels)
         streams = tuple(s for s in dataset.spec.streams if s.image)
-        spec = with_encoder(TrainConfig(encoder=encoder), DataSpec((0,), 1, name=dataset.spec.name, streams=streams))
+        spec = seen_by(DataSpec((0,), 1, name=dataset.spec.name, streams=streams), encoder)
         pretrained = first_encoder(encoder_run(encoder.pretrained, spec)) if encoder.pretrained else None
         algorithm, where = SuccessPrediction(settings, spec, pretrained), torch.device(device)
         held_out = held_out_rows(dataset, success, settings.held_out, settings.seed)
