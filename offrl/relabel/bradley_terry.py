@@ -8,12 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from offrl import rng
 from offrl.algorithm import Algorithm, Batch, Loss, Params, Sampler, TrainState, Traits, Update
+from offrl.data.dataset import Dataset
 from offrl.data.store import Store
+from offrl.errors import UserError
 from offrl.nn import MLP
 from offrl.settings.field import setting
 from offrl.tasks.entries import VECTOR
@@ -35,7 +38,7 @@ class PreferenceSettings:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class LabelledPairs:
     """Labelled pairs of segments of H rows. With images, what the encoder sees is apart from the other inputs."""
 
     rows: Tensor  # [P, 2, H] int64
@@ -65,10 +68,10 @@ def observed(states: Tensor, stores: Mapping[str, Store], rows: Tensor) -> dict[
 class PairSampler:
     """Uniform pairs of segments, with replacement: first and second [B, H, W] and label [B]."""
 
-    def prepare(self, dataset: Any) -> Pairs:
+    def prepare(self, dataset: Any) -> LabelledPairs:
         return dataset
 
-    def __call__(self, source: Pairs, key: Tensor, batch_size: int) -> Batch:
+    def __call__(self, source: LabelledPairs, key: Tensor, batch_size: int) -> Batch:
         return source.take(rng.randint(key, (batch_size,), len(source.label)))
 
 
@@ -110,3 +113,43 @@ class Preferences(Algorithm):
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         return self.descend(state, "reward", self.loss, batch)
+
+
+def check_pairs(dataset: Dataset, pairs: Any, labels: Any, length: int, images: bool = False) -> tuple[Tensor, Tensor]:
+    """(first rows int64 [P, 2], labels float32 [P]). images: they are seen, too. Raises UserError, naming the pair, for
+    what does not fit.
+    """
+    starts, targets = np.asarray(pairs), np.asarray(labels, np.float64).reshape(-1)
+    name = dataset.spec.name
+    if dataset.spec.observation_mean is not None:
+        raise UserError(f"{name}: learn preferences before observations are normalised")
+    if not dataset.spec.observation_dim and not images:
+        raise UserError(f"{name}: preferences are learnt from observations of numbers only")
+    if (
+        starts.ndim != 2
+        or starts.shape[1] != 2
+        or starts.dtype.kind not in "iu"
+        or len(starts) != len(targets)
+        or len(starts) < 2
+    ):
+        raise UserError(
+            f"{name}: pairs must be whole numbers [P, 2] and labels [P], P > 1; here {list(starts.shape)} and "
+            f"{list(targets.shape)}"
+        )
+    bad = np.flatnonzero(~np.isin(targets, (0.0, 0.5, 1.0)))
+    if len(bad):
+        raise UserError(
+            f"{name}: the label of pair {bad[0]} is {targets[bad[0]]}; 1 says that its second segment is better, 0 the "
+            "first, 0.5 neither"
+        )
+    ends = dataset.episode_end.numpy()
+    inside = (starts >= 0) & (starts < len(dataset))
+    episode_end = ends[np.searchsorted(ends, np.where(inside, starts, 0), side="right")]
+    bad = np.flatnonzero(~(inside & (starts + length <= episode_end)).all(1))
+    if length < 1 or len(bad):
+        pair = int(bad[0]) if len(bad) else 0
+        raise UserError(
+            f"{name}: pair {pair}, first rows {starts[pair].tolist()}: {length} rows from there do not lie in one "
+            "episode"
+        )
+    return torch.from_numpy(starts.astype(np.int64)), torch.from_numpy(targets.astype(np.float32))

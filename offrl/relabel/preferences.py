@@ -20,7 +20,7 @@ from offrl.data.transforms.reward_labels import episode_columns
 from offrl.errors import UserError
 from offrl.nn.meta_check import outline
 from offrl.registry import register
-from offrl.relabel.bradley_terry import Pairs, Preferences, PreferenceSettings
+from offrl.relabel.bradley_terry import LabelledPairs, Preferences, PreferenceSettings, check_pairs
 from offrl.relabel.images import CHUNK, images_of, seen_by
 from offrl.relabel.train_ensemble import train_members
 from offrl.settings.encoder import EncoderConfig
@@ -122,9 +122,9 @@ class PreferenceModel:
         states, inputs = x[:, :width].to(where), x[:, width:].to(where)
         stores = {} if encoder is None else {s.name: dataset.stores[s.name].to(where) for s in spec.streams}
 
-        def part(indices: Tensor) -> Pairs:
+        def part(indices: Tensor) -> LabelledPairs:
             rows = starts[indices].unsqueeze(-1) + torch.arange(length)  # [P, 2, H]
-            return Pairs(rows.to(where), targets[indices].to(where), inputs, states, stores)
+            return LabelledPairs(rows.to(where), targets[indices].to(where), inputs, states, stores)
 
         judge = part(held_out)
         pairs_at_once = max(1, CHUNK // length) if stores else len(held_out)
@@ -236,46 +236,6 @@ def _inputs(spec: DataSpec, columns: Mapping[str, np.ndarray], where: str) -> Te
         )
     low, high = spec.action_bounds
     return torch.cat([states, torch.from_numpy((2.0 * (actions - low) / (high - low) - 1.0).astype(np.float32))], -1)
-
-
-def check_pairs(dataset: Dataset, pairs: Any, labels: Any, length: int, images: bool = False) -> tuple[Tensor, Tensor]:
-    """(first rows int64 [P, 2], labels float32 [P]). images: they are seen, too. Raises UserError, naming the pair, for
-    what does not fit.
-    """
-    starts, targets = np.asarray(pairs), np.asarray(labels, np.float64).reshape(-1)
-    name = dataset.spec.name
-    if dataset.spec.observation_mean is not None:
-        raise UserError(f"{name}: learn preferences before observations are normalised")
-    if not dataset.spec.observation_dim and not images:
-        raise UserError(f"{name}: preferences are learnt from observations of numbers only")
-    if (
-        starts.ndim != 2
-        or starts.shape[1] != 2
-        or starts.dtype.kind not in "iu"
-        or len(starts) != len(targets)
-        or len(starts) < 2
-    ):
-        raise UserError(
-            f"{name}: pairs must be whole numbers [P, 2] and labels [P], P > 1; here {list(starts.shape)} and "
-            f"{list(targets.shape)}"
-        )
-    bad = np.flatnonzero(~np.isin(targets, (0.0, 0.5, 1.0)))
-    if len(bad):
-        raise UserError(
-            f"{name}: the label of pair {bad[0]} is {targets[bad[0]]}; 1 says that its second segment is better, 0 the "
-            "first, 0.5 neither"
-        )
-    ends = dataset.episode_end.numpy()
-    inside = (starts >= 0) & (starts < len(dataset))
-    episode_end = ends[np.searchsorted(ends, np.where(inside, starts, 0), side="right")]
-    bad = np.flatnonzero(~(inside & (starts + length <= episode_end)).all(1))
-    if length < 1 or len(bad):
-        pair = int(bad[0]) if len(bad) else 0
-        raise UserError(
-            f"{name}: pair {pair}, first rows {starts[pair].tolist()}: {length} rows from there do not lie in one "
-            "episode"
-        )
-    return torch.from_numpy(starts.astype(np.int64)), torch.from_numpy(targets.astype(np.float32))
 
 
 def segment_pairs(dataset: Dataset, count: int, length: int, seed: int = 0) -> np.ndarray:
