@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,19 @@ def test_the_threshold_is_the_smallest_that_is_precise() -> None:
         precise(torch.tensor([0.9, 0.8]), truth[2:4], "x")
     with pytest.raises(UserError, match="no threshold"):  # equal rows are rewarded alike
         precise(torch.tensor([0.9, 0.9]), truth[1:3], "x")
+
+
+def test_features_may_be_pretrained_and_frozen(tmp_path: Path) -> None:
+    settings = {"steps": 1, "seeds": 1, "encoder.width": 16, "algo.hidden": [8], "algo.batch_size": 8}
+    settings |= {"eval.env": "none", "quiet": True, "runs_dir": str(tmp_path)}
+    run = offrl.train("encoder", data(), settings=settings)
+    encoder = EncoderConfig(width=16, pretrained=str(run.dir), trained_by="none")
+    brief = replace(SETTINGS, updates=2, reward="probability")
+    found = SuccessClassifier.fit(data(), "success", brief, encoder, quiet=True).params["encoder"]
+    tensors = files.load_latest(run.dir)[0]  # type: ignore[index]
+    assert all(torch.equal(value, tensors[f"state/params/encoder/{name}"][0]) for name, value in found.items())
+    with pytest.raises(UserError, match=r"encoder.pretrained: the run of arrays has encoder.width=16, and this one"):
+        SuccessClassifier.fit(data(), "success", brief, replace(encoder, width=8), quiet=True)
 
 
 @pytest.mark.parametrize(
