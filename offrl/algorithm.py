@@ -23,7 +23,7 @@ from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Sampler, TransitionSampler
 from offrl.nn import call
 from offrl.nn.custom.networks import with_own_networks
-from offrl.nn.own_encoders import with_encoders
+from offrl.nn.own_encoders import initial_params, with_encoders
 from offrl.nn.policies import Policy
 from offrl.nn.stream_encoder import (
     ENCODER,
@@ -296,8 +296,7 @@ class Algorithm(ABC, Generic[ConfigT]):
         with torch.random.fork_rng(devices=[]):
             # `torch.manual_seed` would seed a GPU's too, which is not put back
             torch.default_generator.manual_seed(seed)
-            modules = self._networks()
-        params = {n: {k: v.detach().clone() for k, v in m.named_parameters()} for n, m in modules.items()}
+            params = initial_params(self._networks(), self.pretrained.get(ENCODER, {}))
         state = TrainState(
             params=params,
             target={n: {k: v.clone() for k, v in params[n].items()} for n in self.traits.targets},

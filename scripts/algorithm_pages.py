@@ -44,6 +44,7 @@ FAMILIES = (
     "in-context and meta-learning",
     "goal-conditioned",
     "skills",
+    "representations",
     "zero-shot RL",
     "language models",
 )

@@ -181,9 +181,8 @@ class Dataset:
     transforms: tuple[str, ...] = ()  # what was done to the data, in order
     notes: tuple[str, ...] = ()  # what a person should know about how the data were read
     mapped: bool = False  # the columns are memory-mapped files
-    weights: Tensor | None = (
-        None  # [E] float64: how often a row of each episode is drawn, of mean 1 over the rows; None: all alike
-    )
+    # float64: how often a row of each episode [E], or each row [R], is drawn, of mean 1 over the rows; None: all alike
+    weights: Tensor | None = None
     strings: tuple[str, ...] = ()  # of text data: the different texts, in no order that means anything
     stitch: float = 0.0  # how often goals are stitched, by the column stitch_clusters (`transforms.stitch`); 0: never
     # of text data: JSON objects, what the episodes say of themselves; the column "meta" [R] indexes them
@@ -259,12 +258,12 @@ class Dataset:
         """The frequency at which each row is drawn, as a multiple of the average: [R] float64 on the CPU."""
         if self.weights is None:
             return torch.ones(len(self), dtype=torch.float64)
-        return self.per_row(self.weights)
+        return self.weights if len(self.weights) == len(self) else self.per_row(self.weights)
 
     def episode_shares(self) -> Tensor:
         """The share of the draws that each episode has, all its rows together: [E] float64 on the CPU, of sum 1."""
-        lengths = self.episode_lengths().double().cpu()
-        shares = lengths if self.weights is None else lengths * self.weights
+        episode = self.per_row(torch.arange(self.num_episodes))
+        shares = torch.zeros(self.num_episodes, dtype=torch.float64).index_add(0, episode, self.row_weights())
         return shares / shares.sum()
 
     def transition_rows(self) -> Tensor:

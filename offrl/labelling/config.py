@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from offrl.settings.field import setting
 
-KINDS = ("preferences", "rewards", "subgoals")
+KINDS = ("preferences", "rewards", "subgoals", "success")
 MISSING = ("refuse", "recorded", "zero")
 
 
@@ -15,7 +15,10 @@ class LabelSettings:
     """The questions to a language model about a dataset, and the choice of the model."""
 
     kind: str = setting(
-        "preferences", "what it labels: preferences between segments, rewards, or subgoals", choices=KINDS
+        "preferences",
+        "what it labels: preferences between segments, rewards, or subgoals; success: no language model, a classifier "
+        "of images learns a column's rewards",
+        choices=KINDS,
     )
     task: str = setting(
         "", "what is to be achieved, in words: task='run forward, do not fall'; or @FILE with the words"
@@ -38,7 +41,7 @@ class LabelSettings:
     labeller: str | None = setting(None, "in place of both: file.py:object, an offrl.labelling.Labeller of your own")
     temperature: float = setting(0.0, "0: the likeliest answer, as local models always give", low=0.0)
     max_tokens: int = setting(256, "longest answer; a model that thinks aloud needs thousands", low=1)
-    device: str = setting("cpu", "of a local model, and of learning from preferences")
+    device: str = setting("cpu", "of a local model, and of learning from preferences and success")
     batch: int = setting(8, "questions at a time of a local model", low=1)
     parallel: int = setting(4, "requests at a time to an endpoint", low=1)
     timeout: float = setting(60.0, "seconds without a sign of life before a request is given up", low=0.01)
@@ -53,6 +56,11 @@ class LabelSettings:
     steps: int = setting(8, "rows that are shown of a stretch, evenly spaced", low=1)
     digits: int = setting(3, "significant digits", low=1, high=9)
     show_actions: bool = setting(True, "show actions")
+    show_images: bool = setting(
+        False,
+        "kind=rewards, preferences: show the images that dataset.observation_keys names, as PNG, to an endpoint; "
+        "encoder=... is that of the learnt reward",
+    )
     show_rewards: bool = setting(False, "show recorded rewards")
     render: str | None = setting(None, "file.py:function of a stretch's columns that gives its text, in place of these")
     # preferences and rewards
@@ -80,6 +88,8 @@ class LabelSettings:
     ordered: bool = setting(True, "a subgoal counts once those before it are reached")
     bonus: float = setting(1.0, "reward where a subgoal is reached for the first time in an episode")
     add_to_rewards: bool = setting(True, "kind=subgoals: added to the recorded rewards; false: in place of them")
+    # success
+    labels: str = setting("success", "kind=success: the column that is 1 where a step led to success, else 0")
     on_missing: str = setting(
         "refuse",
         "kind=rewards, subgoals: where no answer could be read: refuse, recorded or zero reward",

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from offrl.errors import UserError, warn
+from offrl.labelling.pictures import Pictures
 from offrl.system.addresses import HERE, unprotected
 from offrl.system.signals import handled
 
@@ -46,6 +47,7 @@ class Endpoint:
     parallel: int = 4  # requests at a time
     timeout: float = 60.0  # seconds without a sign of life
     retries: int = 6  # further attempts of a request
+    pictures: Pictures = field(default_factory=Pictures)  # that questions name
 
     def __post_init__(self) -> None:
         parts = urllib.parse.urlsplit(self.url)
@@ -170,13 +172,14 @@ class Endpoint:
         import openai
 
         messages: Any = [{"role": "system", "content": self.system}] if self.system else []
+        messages.append({"role": "user", "content": self.pictures.content(prompt)})
         headers: Any = {name: openai.Omit() for name in ("OpenAI-Organization", "OpenAI-Project")}
         headers["Authorization"] = f"Bearer {key}" if key else openai.Omit()
         start = time.monotonic()
         try:
             reply = client.chat.completions.with_raw_response.create(
                 model=self.model,
-                messages=[*messages, {"role": "user", "content": prompt}],
+                messages=messages,
                 extra_body=self._settings(),
                 extra_headers=headers,
             )

@@ -1,4 +1,4 @@
-"""Rows of a dataset as text that a language model can read."""
+"""Rows of a dataset as text, and images, that a language model can read."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError
+from offrl.labelling.pictures import Pictures
 from offrl.system.user_code import guarded, python_object
 
 WIDEST = 48  # observations of more numbers need names for those that matter
@@ -97,6 +98,7 @@ class Renderer:
     show_rewards: bool = False
     function: Callable[[dict[str, np.ndarray]], str] | None = None  # of the columns of the rows, in place of all this
     where: str = "render"  # for messages
+    pictures: Pictures | None = None  # takes the rows' images, which are shown then
     _names: list[str] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
@@ -134,7 +136,10 @@ class Renderer:
         return f"{float(value) + 0.0:.{self.digits}g}"
 
     def _row(self, columns: Mapping[str, np.ndarray], row: int) -> str:
-        parts = [self.state(columns["observations"][row])]
+        parts = [self.state(columns["observations"][row])] if self.spec.observation_dim else []
+        if self.pictures is not None:
+            images = [s.name for s in self.spec.streams if s.image]
+            parts += [f"{name} {self.pictures.name(columns[name][row])}" for name in images]
         if self.show_actions:
             action = columns["actions"][row]
             if self.spec.discrete:
@@ -165,16 +170,21 @@ def recorded(columns: Mapping[str, np.ndarray]) -> np.ndarray:
     return columns["rewards"]
 
 
-def check_labelable(dataset: Dataset) -> None:
-    """Raises UserError for data whose rows are no numbers to read."""
+def check_labelable(dataset: Dataset, pictures: bool = False) -> None:
+    """Raises UserError for data whose rows are no numbers to read. pictures: images are shown."""
     if getattr(dataset.spec, "text", False):
         raise UserError(
             f"{dataset.spec.name} is a text dataset; offrl data label is for control data, whose observations are "
             "numbers"
         )
-    if not dataset.spec.observation_dim:
+    if pictures and not any(s.image for s in dataset.spec.streams):
         raise UserError(
-            f"{dataset.spec.name} has images alone; offrl data label reads observations of numbers to a model"
+            f"show_images=true: {dataset.spec.name} is read without images; dataset.observation_keys=[...] names them"
+        )
+    if not pictures and not dataset.spec.observation_dim:
+        raise UserError(
+            f"{dataset.spec.name} has images alone: show_images=true shows them to a model that sees (kind=rewards, "
+            "preferences)"
         )
     if dataset.spec.observation_mean is not None:
         raise UserError(f"{dataset.spec.name}: label before observations are normalised")

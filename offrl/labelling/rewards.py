@@ -21,6 +21,7 @@ from offrl.labelling import parse
 from offrl.labelling.cache import Answers, Counts, Labeller, ask
 from offrl.labelling.prompts import Renderer, check_labelable
 from offrl.relabel.preferences import PreferenceModel, PreferenceSettings, segment_pairs
+from offrl.settings.encoder import EncoderConfig
 from offrl.system.user_code import guarded
 
 SCORE_PROMPT = """\
@@ -65,7 +66,7 @@ def label_by_score(
     unreadable. on_missing: "refuse" raises UserError where there is one; "recorded" leaves its rows their recorded
     rewards, "zero" gives them none.
     """
-    check_labelable(dataset)
+    check_labelable(dataset, render is not None and render.pictures is not None)
     if not low < high:
         raise UserError(f"low={low:g} must be below high={high:g}")
     render = render or Renderer(dataset.spec)
@@ -162,6 +163,7 @@ def label_preferences(
     both_orders: bool = True,
     seed: int = 0,
     fit: PreferenceSettings | None = None,
+    encoder: EncoderConfig | None = None,
     device: str = "cpu",
     quiet: bool = False,
     limit: int | None = None,
@@ -169,10 +171,10 @@ def label_preferences(
     """A reward learnt from what `labeller` prefers, of `pairs` random pairs of segments, and what became of the
     questions.
 
-    task: what is to be achieved, in words. Pairs with an answer that cannot be read are left out. Raises UserError
-    where fewer than two are left, or all of them are ties.
+    task: what is to be achieved, in words. encoder: of images, by which the reward tells rows apart, too. Pairs with an
+    answer that cannot be read are left out. Raises UserError where fewer than two are left, or all of them are ties.
     """
-    check_labelable(dataset)
+    check_labelable(dataset, encoder is not None)
     chosen = segment_pairs(dataset, pairs, length, seed)
     render = render or Renderer(dataset.spec)
     labels, counts = compare(
@@ -191,7 +193,9 @@ def label_preferences(
             f"only {counts.agreed:,} of {counts.swapped:,} preferences stay the same when the segments change places; "
             "the others count as ties: the model hardly looks at what it is shown"
         )
-    model = PreferenceModel.fit(dataset, chosen[usable], labels[usable], length, fit, device=device, quiet=quiet)
+    model = PreferenceModel.fit(
+        dataset, chosen[usable], labels[usable], length, fit, encoder=encoder, device=device, quiet=quiet
+    )
     return model, counts
 
 

@@ -19,15 +19,17 @@ if TYPE_CHECKING:
 
     from offrl.data.dataset import Dataset
     from offrl.labelling.cache import Counts, Labeller
-    from offrl.settings.dataset import DatasetConfig
+    from offrl.labelling.pictures import Pictures
+    from offrl.settings.train import TrainConfig
 
 # taken as they stand on the command line, whatever characters they hold
 PLAIN = ("task", "out", "url", "model", "key_env", "local", "labeller", "cache", "render", "reached")
 SYSTEM = "You judge recorded behaviour of a controlled system. Answer in exactly the form that is asked for."
 USAGE = """\
-usage: offrl data label DATASET kind=preferences|rewards|subgoals task='WHAT IS TO BE ACHIEVED' model=MODEL [url=URL] [name=value ...]
+usage: offrl data label DATASET kind=success labels=COLUMN [name=value ...]
+       offrl data label DATASET kind=preferences|rewards|subgoals task='WHAT IS TO BE ACHIEVED' model=MODEL [url=URL] [name=value ...]
 
-A language model labels a dataset; training then takes dataset.reward_labels=FILE. The key of an endpoint comes from $OFFRL_LLM_KEY.
+A language model, or a classifier of success in images, labels a dataset; training then takes dataset.reward_labels=FILE. The key of an endpoint comes from $OFFRL_LLM_KEY.
 The same command goes on where it was stopped: answers are kept, and none is asked for twice.
 
 Settings and their defaults:
@@ -41,6 +43,8 @@ def usage() -> str:
     more = [
         f"  {'fit.NAME=...':<40} kind=preferences: members, hidden, updates, learning_rate, batch_size, held_out, seed "
         "of the reward",
+        f"  {'fit.NAME=..., encoder.NAME=...':<40} kind=success: hidden, dropout, updates, learning_rate, batch_size, "
+        "held_out, reward, threshold, seed; the encoder's settings as for offrl train",
         f"  {'extra.NAME=VALUE':<40} another field of requests to the endpoint; null leaves one out: "
         "extra.max_tokens=null",
         f"  {'dataset.NAME=VALUE':<40} how DATASET is read, as for offrl train",
@@ -56,14 +60,17 @@ def run(names: list[str], settings: list[str]) -> int:
     if len(names) != 1:
         raise UserError(f"usage: offrl data label DATASET [name=value ...]; {len(names)} names were given, 1 is needed")
     options, data_settings, fit, extra = _parse(settings)
-    task = _task(options.task)
     target = Path(options.out or f"labels-{dataset_stem(names[0])}-{options.kind}.safetensors").expanduser()
     if target.suffix != ".safetensors":
         raise UserError(f"out={target} must end in .safetensors")
     if target.exists() and not options.force:
         raise UserError(f"{target} exists; force=true replaces it, out= names another file")
-    labeller = _labeller(options, extra)
-    config = _read_by(names[0], data_settings)
+    if options.kind == "success":
+        _success(names[0], options, data_settings, fit, target)
+        return 0
+    task, labeller = _task(options.task), _labeller(options, extra)
+    composed = _read_by(names[0], data_settings)
+    config = composed.dataset
 
     from offrl.data import load_dataset
     from offrl.data.loading.resolve import resolve
@@ -76,7 +83,7 @@ def run(names: list[str], settings: list[str]) -> int:
             f"{names[0]} is a text dataset; offrl data label is for control data, whose observations are numbers"
         )
     dataset = load_dataset(config, quiet=options.quiet)
-    check_labelable(dataset)
+    check_labelable(dataset, options.show_images)
     function = named_function(options.render, "render") if options.render else None
     render = Renderer(
         dataset.spec,
@@ -88,6 +95,7 @@ def run(names: list[str], settings: list[str]) -> int:
         options.show_rewards,
         function,
         f"render={options.render}",
+        _pictures(options, labeller),
     )
     typed = Path(options.cache).expanduser() if options.cache else None
     if typed is not None and typed.is_symlink():  # a person's own link is followed
@@ -115,6 +123,7 @@ def run(names: list[str], settings: list[str]) -> int:
             both_orders=options.both_orders,
             seed=options.seed,
             fit=fill(PreferenceSettings(), fit, "data label"),
+            encoder=composed.encoder if options.show_images else None,
             device=options.device,
             **shared,
         )
@@ -133,6 +142,27 @@ def run(names: list[str], settings: list[str]) -> int:
     summary = f"{returns.mean():.6g} on average, from {returns.min():.6g} to {returns.max():.6g}"
     _report(counts, path, target, options.quiet, [("labelled returns", summary)])
     return 0
+
+
+def _success(name: str, options: LabelSettings, settings: dict[str, Any], fit: dict[str, Any], target: Path) -> None:
+    """kind=success."""
+    from offrl.data import load_dataset
+    from offrl.data.dataset import CORE
+    from offrl.relabel.success import SuccessClassifier, SuccessSettings
+    from offrl.settings.compose import fill
+
+    config, learning = _read_by(name, settings), fill(SuccessSettings(), fit, "data label")
+    fields = (
+        config.dataset.fields if options.labels in CORE else {options.labels: options.labels, **config.dataset.fields}
+    )
+    dataset = load_dataset(replace(config.dataset, fields=fields), quiet=options.quiet)
+    model = SuccessClassifier.fit(
+        dataset, options.labels, learning, config.encoder, device=options.device, quiet=options.quiet
+    )
+    model.save(target)
+    held_out = [(f"held-out {n}", f"{getattr(model, n):.3f}") for n in ("accuracy", "precision", "recall")]
+    threshold = [] if model.threshold is None else [("threshold", f"{model.threshold:.3f}")]
+    _table("classifier of success", held_out + threshold, target, options.quiet)
 
 
 def _rewards(
@@ -180,7 +210,7 @@ def _parse(settings: list[str]) -> tuple[LabelSettings, dict[str, Any], dict[str
         raise UserError(f"'{empty}=' has no value")
     values = parse([a for a in settings if a.partition("=")[0] not in PLAIN])
     for key in values:
-        if key not in known and key.partition(".")[0] not in ("dataset", "fit", "extra"):
+        if key not in known and key.partition(".")[0] not in ("dataset", "encoder", "fit", "extra"):
             raise UserError(
                 f"offrl data label has no setting '{key}'.{nearest(key, known)} `offrl data label` alone shows them all"
             )
@@ -189,25 +219,26 @@ def _parse(settings: list[str]) -> tuple[LabelSettings, dict[str, Any], dict[str
         for prefix in ("fit", "extra")
     }
     chosen = {k: v for k, v in values.items() if k in known} | {k: None if v == "null" else v for k, v in plain.items()}
-    data_settings = {k: v for k, v in values.items() if k.startswith("dataset.")}
+    data_settings = {k: v for k, v in values.items() if k.partition(".")[0] in ("dataset", "encoder")}
     if data_settings.get("dataset.reward_labels") is not None:
         raise UserError("offrl data label makes new rewards from the recorded ones; leave out dataset.reward_labels")
     return fill(LabelSettings(), chosen, "data label"), data_settings, parts["fit"], parts["extra"]
 
 
-def _read_by(name: str, data_settings: dict[str, Any]) -> DatasetConfig:
+def _read_by(name: str, data_settings: dict[str, Any]) -> TrainConfig:
     """The settings that read the dataset for labelling, without the transforms that follow reward labelling in
-    training.
+    training, and those of the encoder.
     """
     from offrl.settings.compose import compose
     from offrl.settings.dataset import DatasetConfig
 
     config = compose(
         {**data_settings, "dataset": name, "algo": "bc", "experiment": "none", "dataset.normalize_observations": False}
-    ).dataset
+    )
     default = DatasetConfig()
     later = {key: getattr(default, key) for key in DatasetConfig.TRANSFORMS if key not in DatasetConfig.CONTENT}
-    return replace(config, **later, reward_labels="offrl.labelling.prompts:recorded")
+    data = replace(config.dataset, **later, reward_labels="offrl.labelling.prompts:recorded")
+    return replace(config, dataset=data)
 
 
 def _task(text: str) -> str:
@@ -278,11 +309,21 @@ def _labeller(options: LabelSettings, extra: dict[str, Any]) -> Labeller:
     )
 
 
-def _report(counts: Counts, cache: Path, target: Path, quiet: bool, more: list[tuple[str, str]]) -> None:
-    if quiet:
-        return
-    from offrl.runs.tables import print_table
+def _pictures(options: LabelSettings, labeller: Labeller) -> Pictures | None:
+    """What takes the images of questions and gives them to the endpoint. Raises UserError where none can be shown."""
+    from offrl.labelling.endpoint import Endpoint
 
+    if not options.show_images:
+        return None
+    if not isinstance(labeller, Endpoint) or options.kind == "subgoals" or options.render:
+        raise UserError(
+            "show_images=true shows images to an endpoint (url=, model=), for kind=rewards and kind=preferences, "
+            "without render="
+        )
+    return labeller.pictures
+
+
+def _report(counts: Counts, cache: Path, target: Path, quiet: bool, more: list[tuple[str, str]]) -> None:
     rows = [
         ("questions", f"{counts.prompts:,}"),
         ("answered now", f"{counts.prompts - counts.cached:,}"),
@@ -291,5 +332,15 @@ def _report(counts: Counts, cache: Path, target: Path, quiet: bool, more: list[t
     ]
     if counts.swapped:
         rows.append(("same answer in both orders", f"{counts.agreed / counts.swapped:.0%} of {counts.swapped:,} pairs"))
-    print_table(["labelled by a language model", ""], [list(row) for row in rows + more], "")
-    say(f"answers: {cache}", f"labels: {target}; train with dataset.reward_labels={target}")
+    if not quiet:
+        say(f"answers: {cache}")
+    _table("labelled by a language model", rows + more, target, quiet)
+
+
+def _table(title: str, rows: list[tuple[str, str]], target: Path, quiet: bool) -> None:
+    if quiet:
+        return
+    from offrl.runs.tables import print_table
+
+    print_table([title, ""], [list(row) for row in rows], "")
+    say(f"labels: {target}; train with dataset.reward_labels={target}")

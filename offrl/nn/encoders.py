@@ -163,8 +163,13 @@ class Dreamer(ImageEncoder):
             height, width = (n // 2 for n in x.shape[-2:])
             y = layer(x)[..., : 2 * height, : 2 * width]
             y = y.unflatten(-1, (width, 2)).unflatten(-3, (height, 2)).amax((-3, -1)).float()
-            x = F.silu(y * torch.rsqrt(y.square().mean(1, keepdim=True) + 1e-4) * scale[:, None, None])
+            x = F.silu(scaled_channels(y, scale))
         return x
+
+
+def scaled_channels(x: Tensor, scale: Tensor) -> Tensor:
+    """x [B, C, H, W] divided by the root mean square over its channels, times scale [C]."""
+    return x * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-4) * scale[:, None, None]
 
 
 class NormedConvolution(nn.Module):

@@ -107,7 +107,7 @@ def with_encoders(builder: Builder, modules: Mapping[str, nn.Module]) -> dict[st
     builder: a copy of the algorithm, which is changed. Raises UserError for own encoders of an algorithm with networks
     of another form.
     """
-    spec, name = builder.data_spec, builder.config.name
+    spec = builder.data_spec
     assert spec.encoder is not None
     if spec.encoder.trained_by != OWN:
         return {**modules, ENCODER: StreamEncoder(spec)}
@@ -129,8 +129,8 @@ def with_encoders(builder: Builder, modules: Mapping[str, nn.Module]) -> dict[st
         fits = fits and not changed
     if not fits:
         raise UserError(
-            f"encoder.trained_by=own: not every network of {name} is a multi-layer perceptron that observations enter "
-            "first; leave it out, for one encoder of all networks"
+            f"encoder.trained_by=own: not every network of {builder.config.name} is a multi-layer perceptron that "
+            "observations enter first; leave it out, for one encoder of all networks"
         )
     return {**modules, ENCODER: RawStreams(spec)}
 
@@ -138,3 +138,14 @@ def with_encoders(builder: Builder, modules: Mapping[str, nn.Module]) -> dict[st
 def members(params: Params, index: Tensor | slice) -> Params:
     """The parameters of some of an ensemble's networks, and of the encoder before them all."""
     return {key: value if ENCODER_PART in key else value[index] for key, value in params.items()}
+
+
+def initial_params(modules: Mapping[str, nn.Module], encoder: Params) -> dict[str, Params]:
+    """Copies of these modules' parameters, with those of a pretrained encoder in the place of each encoder's; encoder
+    {}: as the modules were made.
+    """
+
+    def copied(path: str, value: Tensor) -> Tensor:
+        return encoder.get(path.partition(ENCODER_PART)[2], value).detach().clone()
+
+    return {name: {k: copied(f".{name}.{k}", v) for k, v in m.named_parameters()} for name, m in modules.items()}

@@ -86,8 +86,8 @@ def encoded_spec(spec: DataSpec) -> DataSpec:
 
 
 def trained_by(spec: DataSpec, modules: Collection[str], goals: bool) -> str:
-    """The module whose loss trains the encoder, of an algorithm with these, or `OWN`. goals: it learns towards goals.
-    Raises UserError where there is none of the name that the settings give.
+    """The module whose loss trains the encoder, of an algorithm with these; `OWN`: each trains its own; "": none does.
+    goals: it learns towards goals. Raises UserError where there is none of the name that the settings give.
     """
     assert spec.encoder is not None
     module, names = spec.encoder.trained_by, [name for name in modules if name != ENCODER]
@@ -98,9 +98,12 @@ def trained_by(spec: DataSpec, modules: Collection[str], goals: bool) -> str:
     if module == "auto":
         order = ("value", "critic", "actor") if goals else ("critic", "value", "actor")
         return next((name for name in order if name in names), names[0])
+    if module == "none":
+        return ""
     if module not in names:
         raise UserError(
-            f"encoder.trained_by={module}: the modules are {', '.join(names)}; or own.{nearest(module, names)}"
+            f"encoder.trained_by={module}: the modules are {', '.join(names)}; or own, none."
+            f"{nearest(module, [*names, OWN])}"
         )
     return module
 

@@ -172,16 +172,16 @@ def learn(
     source = algorithm.sampler().prepare(prepared(dataset, training, inputs).to(device))
     judge = prepared(dataset, held_out, inputs)
 
-    def validate(params: Params) -> float:
+    def validate(params: dict[str, Params]) -> float:
         with torch.no_grad():
             total = 0.0
             for part in chunks(len(judge), ROWS):
                 rows = {k: v[part].to(device) for k, v in judge.columns.items()}
-                total += float(algorithm.loss(params, None, rows, None)[0]) * (part.stop - part.start)  # type: ignore[arg-type]
+                total += float(algorithm.loss(params["inverse"], None, rows, None)[0]) * (part.stop - part.start)  # type: ignore[arg-type]
         return total / len(judge)
 
     title = f"inverse dynamics of {dataset.spec.name}"
-    trained = train_members(algorithm, "inverse", source, validate, device, title, quiet)
+    trained = train_members(algorithm, source, validate, device, title, quiet)
     labels = [_predict(algorithm, trained, other, inputs, device) for other in action_free]
     predictions = _ensemble(algorithm, trained, inputs, dataset, held_out, device)
     return torch.cat(labels), _note(
@@ -217,7 +217,9 @@ def _ensemble(
     for part in rows.split(ROWS):
         x = torch.cat(inputs.states(dataset, part), -1).to(device)
         predictions.append(
-            algorithm.joint_action([algorithm.apply("inverse", params, x) for params in trained.params]).cpu()
+            algorithm.joint_action(
+                [algorithm.apply("inverse", params["inverse"], x) for params in trained.params]
+            ).cpu()
         )
     return torch.cat(predictions)
 

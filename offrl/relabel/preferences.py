@@ -4,85 +4,33 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional as F
 
-from offrl import rng
-from offrl.algorithm import Algorithm, Batch, Dataset, DataSpec, Loss, Params, Sampler, TrainState, Traits, Update
+from offrl.algorithm import Dataset, DataSpec, Params
 from offrl.data.containers.guard import reading
 from offrl.data.transforms.reward_labels import episode_columns
 from offrl.errors import UserError
-from offrl.nn import MLP
 from offrl.nn.meta_check import outline
 from offrl.registry import register
+from offrl.relabel.bradley_terry import LabelledPairs, Preferences, PreferenceSettings, check_pairs
+from offrl.relabel.images import CHUNK, images_of, seen_by
 from offrl.relabel.train_ensemble import train_members
-from offrl.settings.field import check, setting
+from offrl.settings.encoder import EncoderConfig
+from offrl.settings.field import check
 from offrl.settings.kinds import check_types
 from offrl.system import files as checkpoint
+from offrl.tasks.entries import VECTOR
+from offrl.training.stages import encoder_run, first_encoder
 
 KIND = "offrl preference model"
-
-
-@dataclass
-class PreferenceSettings:
-    """Settings of the learning of a preference model."""
-
-    members: int = setting(3, "networks, whose rewards are averaged", low=1)
-    hidden: list[int] = setting([256, 256], "layers", low=1)
-    updates: int = setting(
-        5_000, "at most so many updates of each; they end where the validation error no longer falls", low=1
-    )
-    learning_rate: float = setting(3e-4, "Adam's", low=0.0)
-    batch_size: int = setting(64, "pairs of segments", low=1)
-    held_out: float = setting(0.1, "share of the pairs that says which model is best", low=0.0, high=0.9)
-    seed: int = setting(0, "of the first member", low=0)
-
-
-class PairSampler:
-    """Uniform pairs of segments, with replacement: first and second [B, H, W] and label [B]."""
-
-    def prepare(self, dataset: Any) -> Batch:
-        return dict(dataset)
-
-    def __call__(self, source: Batch, key: Tensor, batch_size: int) -> Batch:
-        pick = rng.randint(key, (batch_size,), len(source["label"]))
-        return {name: column[pick] for name, column in source.items()}
-
-
-class Preferences(Algorithm):
-    """P(second better than first) = sigmoid(sum of r over the second - sum of r over the first), r = tanh(f(s, a)).
-
-    The loss is the cross-entropy to labels from 0 (first) to 1 (second). It acts in no environment, so it is not
-    registered.
-    """
-
-    Config = PreferenceSettings
-    traits = Traits(policy_modules=())
-
-    def modules(self) -> dict[str, nn.Module]:
-        return {"reward": MLP(self.spec.observation_dim + self.spec.encoded_action_dim, self.config.hidden, 1)}
-
-    def sampler(self) -> Sampler:
-        return PairSampler()
-
-    def rewards(self, params: Params, x: Tensor) -> Tensor:
-        """[..., W] -> [...] in (-1, 1)."""
-        return self.apply("reward", params, x).squeeze(-1).tanh()
-
-    def loss(self, params: Params, state: TrainState | None, batch: Batch) -> Loss:
-        logits = (self.rewards(params, batch["second"]) - self.rewards(params, batch["first"])).sum(-1)
-        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch["label"])
-        return loss, {"reward/loss": loss}
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        return self.descend(state, "reward", self.loss, batch)
 
 
 @register("reward_labels", KIND)
@@ -107,6 +55,7 @@ class PreferenceModel:
     members: list[Params]
     accuracy: float = float("nan")  # share of the held-out pairs whose order it gets right; NaN where all were ties
     name: str = field(default="preference model", compare=False)
+    encoders: list[Params] = field(default_factory=list)  # of the members; [] without images
 
     def __post_init__(self) -> None:
         self.algorithm = Preferences(PreferenceSettings(hidden=list(self.hidden)), self.spec)
@@ -117,7 +66,22 @@ class PreferenceModel:
         shapes.
         """
         x = (_inputs(self.spec, columns, self.name) - self.mean) / self.std
-        return (0.5 + 0.5 * torch.stack([self.algorithm.rewards(params, x) for params in self.members]).mean(0)).numpy()
+        if self.encoders:
+            images = images_of(self.spec, columns, "", self.name)
+            inputs = [self._encoded(x, images, encoder) for encoder in self.encoders]
+        else:
+            inputs = [x] * len(self.members)
+        pairs = zip(self.members, inputs, strict=True)
+        return (0.5 + 0.5 * torch.stack([self.algorithm.rewards(params, x) for params, x in pairs]).mean(0)).numpy()
+
+    def _encoded(self, x: Tensor, images: Mapping[str, Tensor], encoder: Params) -> Tensor:
+        """The reward network's inputs [T, Z + A]: the encoder's vector of states and images, and actions."""
+        width, z = self.spec.observation_dim, []
+        for rows in torch.arange(len(x)).split(CHUNK):
+            shown = {VECTOR: x[rows, :width]} if width else {}
+            shown |= {name: image[rows] for name, image in images.items()}
+            z.append(self.algorithm.apply("encoder", encoder, shown))
+        return torch.cat([torch.cat(z), x[:, width:]], -1)
 
     @staticmethod
     def fit(
@@ -127,19 +91,24 @@ class PreferenceModel:
         length: int,
         settings: PreferenceSettings | None = None,
         *,
+        encoder: EncoderConfig | None = None,
         device: str = "cpu",
         quiet: bool = False,
     ) -> PreferenceModel:
         """Learn from preferences between segments of `length` rows of a dataset whose observations are not normalised.
 
         pairs: first rows of the segments, int [P, 2]. labels: [P], 1 where the second is better, 0 where the first is,
-        0.5 where neither is. Raises UserError for segments that leave their episode and other labels.
+        0.5 where neither is. encoder: of images, which the reward is of, too; None: it is of the numbers alone. Raises
+        UserError for segments that leave their episode and other labels.
         """
         settings = settings or PreferenceSettings()
         check(settings, "")
-        starts, targets = check_pairs(dataset, pairs, labels, length)
-        spec = dataset.spec
-        x = _inputs(spec, episode_columns(dataset, 0, len(dataset)), spec.name)
+        starts, targets = check_pairs(dataset, pairs, labels, length, encoder is not None)
+        spec = dataset.spec if encoder is None else seen_by(dataset.spec, encoder)
+        pretrained = {}
+        if encoder is not None and encoder.pretrained:
+            pretrained = first_encoder(encoder_run(encoder.pretrained, spec))
+        x = _inputs(spec, episode_columns(replace(dataset, stores={}), 0, len(dataset)), spec.name)
         used = x[torch.unique(starts.unsqueeze(-1) + torch.arange(length))]
         mean, std = used.mean(0), used.std(0, unbiased=False) + 1e-6
         x = (x - mean) / std
@@ -148,25 +117,41 @@ class PreferenceModel:
         held_out = order[: min(max(1, int(settings.held_out * count)), count - 1)]
         training = order[len(held_out) :]
 
-        def part(indices: Tensor) -> Batch:
+        algorithm, where = Preferences(settings, spec, pretrained), torch.device(device)
+        width = 0 if encoder is None else spec.observation_dim
+        states, inputs = x[:, :width].to(where), x[:, width:].to(where)
+        stores = {} if encoder is None else {s.name: dataset.stores[s.name].to(where) for s in spec.streams}
+
+        def part(indices: Tensor) -> LabelledPairs:
             rows = starts[indices].unsqueeze(-1) + torch.arange(length)  # [P, 2, H]
-            return {"first": x[rows[:, 0]], "second": x[rows[:, 1]], "label": targets[indices]}
+            return LabelledPairs(rows.to(where), targets[indices].to(where), inputs, states, stores)
 
-        algorithm, where = Preferences(settings, spec), torch.device(device)
-        source = algorithm.sampler().prepare({k: v.to(where) for k, v in part(training).items()})  # type: ignore[arg-type]
-        judge = {k: v.to(where) for k, v in part(held_out).items()}
+        judge = part(held_out)
+        pairs_at_once = max(1, CHUNK // length) if stores else len(held_out)
 
-        def validate(params: Params) -> float:
-            with torch.no_grad():
-                return float(algorithm.loss(params, None, judge)[0])
+        @torch.no_grad()
+        def rewards(params: Mapping[str, Params]) -> Tensor:
+            """Of both segments of the held-out pairs, [2, P, H]."""
+            parts = []
+            for some in torch.arange(len(held_out), device=where).split(pairs_at_once):
+                batch = judge.take(some)
+                if stores:
+                    batch["observations"] = algorithm.apply("encoder", params["encoder"], batch["observations"])
+                parts.append(torch.stack(algorithm.pair_rewards(params["reward"], batch)))
+            return torch.cat(parts, 1)
 
-        trained = train_members(algorithm, "reward", source, validate, where, f"preferences on {spec.name}", quiet)
-        members = [{k: v.cpu() for k, v in params.items()} for params in trained.params]
-        model = PreferenceModel(spec, list(settings.hidden), mean, std, members)
-        first, second = (
-            torch.stack([model.algorithm.rewards(m, part(held_out)[k]) for m in members]).mean(0).sum(-1)
-            for k in ("first", "second")
+        def validate(params: Mapping[str, Params]) -> float:
+            first, second = rewards(params)
+            return float(F.binary_cross_entropy_with_logits((second - first).sum(-1), judge.label))
+
+        source = algorithm.sampler().prepare(part(training))  # type: ignore[arg-type]
+        trained = train_members(algorithm, source, validate, where, f"preferences on {spec.name}", quiet)
+        members, encoders = (
+            [{k: v.cpu() for k, v in params[name].items()} for params in trained.params if name in params]
+            for name in ("reward", "encoder")
         )
+        model = PreferenceModel(spec, list(settings.hidden), mean, std, members, encoders=encoders)
+        first, second = torch.stack([rewards(params) for params in trained.params]).mean(0).sum(-1).cpu()
         decided = targets[held_out] != 0.5
         right = ((second > first) == (targets[held_out] > 0.5))[decided]
         model.accuracy = float(right.double().mean()) if len(right) else float("nan")
@@ -201,31 +186,34 @@ class PreferenceModel:
             config = PreferenceSettings(**settings)
             check(config, f"{path}: ")
             with outline(str(path)):
-                template = dict(Preferences(config, spec).networks["reward"].named_parameters())
-            members = []
-            for n in range(count):  # the first that is missing ends it
-                params = checkpoint.unflatten({f"members/{n}": template}, tensors, str(path))[f"members/{n}"]
-                # cloned: products of tensors that are not aligned in memory, as those of a file, can round differently
-                members.append({k: v.clone() for k, v in params.items()})
+                networks = Preferences(config, spec).networks
+            parts = {"members": "reward", "encoders": "encoder"} if spec.encoder is not None else {"members": "reward"}
+            members: dict[str, list[Params]] = {"members": [], "encoders": []}
+            for part, module in parts.items():
+                template = dict(networks[module].named_parameters())
+                for n in range(count):  # the first that is missing ends it
+                    params = checkpoint.unflatten({f"{part}/{n}": template}, tensors, str(path))[f"{part}/{n}"]
+                    # cloned: products of tensors that are not aligned in memory, as those of a file, can round
+                    # differently
+                    members[part].append({k: v.clone() for k, v in params.items()})
             mean, std = tensors["mean"], tensors["std"]
             if not mean.shape == std.shape == (spec.observation_dim + spec.encoded_action_dim,):
                 raise UserError(
                     f"{path} is damaged: its means and standard deviations are not those of its networks' inputs"
                 )
-            return PreferenceModel(spec, meta["hidden"], mean, std, members, float(meta["accuracy"]), str(path))
+            return PreferenceModel(
+                spec, meta["hidden"], mean, std, accuracy=float(meta["accuracy"]), name=str(path), **members
+            )
 
     def digest(self) -> str:
         """A hash of the numbers in it."""
-        sha = hashlib.sha256()
-        for name, tensor in sorted(self._tensors().items()):
-            sha.update(name.encode() + tensor.contiguous().numpy().tobytes())
-        return sha.hexdigest()
+        return checkpoint.tensor_digest(self._tensors())
 
     def _tensors(self) -> dict[str, Tensor]:
         return {
             "mean": self.mean,
             "std": self.std,
-            **{f"members/{n}/{k}": v for n, m in enumerate(self.members) for k, v in m.items()},
+            **checkpoint.flatten({"members": self.members, "encoders": self.encoders}),
         }
 
 
@@ -248,44 +236,6 @@ def _inputs(spec: DataSpec, columns: Mapping[str, np.ndarray], where: str) -> Te
         )
     low, high = spec.action_bounds
     return torch.cat([states, torch.from_numpy((2.0 * (actions - low) / (high - low) - 1.0).astype(np.float32))], -1)
-
-
-def check_pairs(dataset: Dataset, pairs: Any, labels: Any, length: int) -> tuple[Tensor, Tensor]:
-    """(first rows int64 [P, 2], labels float32 [P]). Raises UserError, naming the pair, for what does not fit."""
-    starts, targets = np.asarray(pairs), np.asarray(labels, np.float64).reshape(-1)
-    name = dataset.spec.name
-    if dataset.spec.observation_mean is not None:
-        raise UserError(f"{name}: learn preferences before observations are normalised")
-    if not dataset.spec.observation_dim:
-        raise UserError(f"{name}: preferences are learnt from observations of numbers only")
-    if (
-        starts.ndim != 2
-        or starts.shape[1] != 2
-        or starts.dtype.kind not in "iu"
-        or len(starts) != len(targets)
-        or len(starts) < 2
-    ):
-        raise UserError(
-            f"{name}: pairs must be whole numbers [P, 2] and labels [P], P > 1; here {list(starts.shape)} and "
-            f"{list(targets.shape)}"
-        )
-    bad = np.flatnonzero(~np.isin(targets, (0.0, 0.5, 1.0)))
-    if len(bad):
-        raise UserError(
-            f"{name}: the label of pair {bad[0]} is {targets[bad[0]]}; 1 says that its second segment is better, 0 the "
-            "first, 0.5 neither"
-        )
-    ends = dataset.episode_end.numpy()
-    inside = (starts >= 0) & (starts < len(dataset))
-    episode_end = ends[np.searchsorted(ends, np.where(inside, starts, 0), side="right")]
-    bad = np.flatnonzero(~(inside & (starts + length <= episode_end)).all(1))
-    if length < 1 or len(bad):
-        pair = int(bad[0]) if len(bad) else 0
-        raise UserError(
-            f"{name}: pair {pair}, first rows {starts[pair].tolist()}: {length} rows from there do not lie in one "
-            "episode"
-        )
-    return torch.from_numpy(starts.astype(np.int64)), torch.from_numpy(targets.astype(np.float32))
 
 
 def segment_pairs(dataset: Dataset, count: int, length: int, seed: int = 0) -> np.ndarray:

@@ -39,7 +39,15 @@ if TYPE_CHECKING:
 
 CONFIG, SCORES, CURVE, GRID = "config.yaml", "scores.csv", "learning_curve.png", "grid.png"
 RESTORE = "restore the file that offrl wrote, or choose another name="
-LATER = ("frames", "image_size", "episodes", "mask")  # settings of datasets
+LATER = (
+    "frames",
+    "image_size",
+    "episodes",
+    "mask",
+    "intervention_share",
+    "pretrained_id",
+    "fusion",
+)  # settings of datasets and encoders
 PACKAGES = ("offrl", "torch", "numpy", "gymnasium", "mujoco", "minari", "h5py", "gymnasium-robotics")
 
 
@@ -132,7 +140,7 @@ def identity(config: TrainConfig) -> dict[str, Any]:
     """The settings that decide the parameters that come out; two runs that agree in these are the same run."""
     values = {k: v for k, v in dataclasses.asdict(config).items() if k not in FREE}
     # the fingerprint says what data are
-    values["algo"], values["dataset"] = (without_places(config.algo), without_places(config.dataset))
+    values |= {part: without_places(getattr(config, part)) for part in ("algo", "dataset", "encoder")}
     values["seeds"] = seed_list(config.seeds)
     if files := used_by(registry.get("algo", config.algo.name), *factories(config.algo).values()):
         values["plugins"] = checksums(files)  # with other content it is another run
@@ -168,9 +176,8 @@ def directory(config: TrainConfig, dataset: Dataset) -> Path:
         return Path(config.runs_dir) / config.name
     settings = {**identity(config), "data": dataset.fingerprint, "env": config.eval.env}
     # settings of later versions are in the name where they are set alone
-    settings["dataset"] = {
-        k: v for k, v in settings["dataset"].items() if k not in LATER or v != _defaults(DatasetConfig)[k]
-    }
+    for part, kind in (("dataset", DatasetConfig), ("encoder", EncoderConfig)):
+        settings[part] = {k: v for k, v in settings[part].items() if k not in LATER or v != _defaults(kind)[k]}
     if config.encoder == EncoderConfig():
         del settings["encoder"]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:6]
@@ -287,13 +294,14 @@ def change(old: dict[str, Any], new: dict[str, Any]) -> str:
 
 def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
     """A run's identity with the defaults of the settings that it lacks: those added to the code since."""
-    kinds: dict[str, Any] = {"dataset": DatasetConfig}
+    settings = {"encoder": _defaults(EncoderConfig), **settings}
+    kinds: dict[str, Any] = {"dataset": DatasetConfig, "encoder": EncoderConfig}
     with contextlib.suppress(UserError):  # of an algorithm that is not installed any more
         kinds["algo"] = registry.get("algo", settings["algo"]["name"]).Config
     parts = {part: {**_defaults(kind), **settings[part]} for part, kind in kinds.items() if settings[part]}
     if "algo" in parts:
         parts["algo"] = _without(parts["algo"], [field for field, _ in settings.get("grid", [])])
-    return {"precision": "float32", "encoder": dataclasses.asdict(EncoderConfig()), **settings, **parts}
+    return {"precision": "float32", **settings, **parts}
 
 
 @functools.cache

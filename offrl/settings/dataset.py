@@ -56,6 +56,7 @@ class DatasetConfig:
         "weighting_temperature",
         "weighting_fraction",
         "imagined_share",
+        "intervention_share",
         "reward_by_return_range",
         "normalize_rewards",
         "reward_scale",
@@ -167,6 +168,12 @@ class DatasetConfig:
     imagined: list[str] = setting([], "datasets of imagined rollouts, appended; the column imagined marks their rows")
     imagined_share: float | None = setting(
         None, "share of the drawn rows that are imagined; null: as many as there are", low=0.0, high=1.0
+    )
+    intervention_share: float | None = setting(
+        None,
+        "share of the drawn rows of which the column intervention is 1 (HIL-SERL: 0.5); null: as many as there are",
+        low=0.0,
+        high=1.0,
     )
     instruction_encodings: str | None = setting(
         None, "padded data with instructions as texts: npz file of instructions and encodings, appended to observations"
@@ -295,6 +302,10 @@ class DatasetConfig:
         if self.imagined_share is not None and not self.imagined:
             raise UserError(
                 f"dataset.imagined_share={self.imagined_share:g} needs imagined rollouts: dataset.imagined=[FILE]"
+            )
+        if self.imagined_share is not None and self.intervention_share is not None:
+            raise UserError(
+                "dataset.imagined_share and dataset.intervention_share each decide all draws: give one of them"
             )
         if not self.action_free_hidden:
             raise UserError("dataset.action_free_hidden=[] needs at least one layer, such as [256,256]")

@@ -24,7 +24,7 @@ class EncoderConfig:
     trained_by: str = setting(
         "auto",
         "the module whose loss trains it; auto: critic, of goals value, where there is one, else actor; own: each "
-        "network has an encoder of its own, and its target a copy",
+        "network has an encoder of its own, and its target a copy; none: it stays as it was pretrained",
     )
     fusion: str = setting(
         "late",
@@ -33,3 +33,5 @@ class EncoderConfig:
     )
     shift: int = setting(4, "pixels by which images are shifted at random in each update (DrQ); 0: none", low=0)
     learning_rate: float | None = setting(None, "null: that of the algorithm", above=0.0)
+    pretrained: str = setting("", "a trained run, of algo=encoder say, whose encoder training starts from", place=True)
+    pretrained_id: str = setting("", "which one that is", filled=True)

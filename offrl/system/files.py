@@ -81,7 +81,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], su
     # cloned, as safetensors refuses tensors that share memory: what an update left alone is one tensor in the old state
     # and the new
     tensors = {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in tensors.items()}
-    header = {"offrl": json.dumps({"version": VERSION, "sha256": _digest(tensors), **meta})}
+    header = {"offrl": json.dumps({"version": VERSION, "sha256": tensor_digest(tensors), **meta})}
     write_bytes(path, safetensors.torch.save(tensors, header), survivor)
 
 
@@ -100,7 +100,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if header is None:
             raise UserError(f"{path} was not written by offrl")
         meta = json.loads(header)
-        digest = _digest(tensors)
+        digest = tensor_digest(tensors)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
     except (
@@ -269,7 +269,8 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
+def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
+    """A hash of names and numbers."""
     sha = hashlib.sha256()
     for name in sorted(tensors):
         sha.update(name.encode())

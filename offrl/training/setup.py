@@ -21,7 +21,7 @@ from offrl.data.samplers.prefetch import Prefetcher
 from offrl.encoding import set_spec
 from offrl.errors import UserError, warn
 from offrl.evaluation.evaluator import Evaluator
-from offrl.nn.stream_encoder import OWN
+from offrl.nn.stream_encoder import ENCODER, OWN
 from offrl.runs import record as runs
 from offrl.settings.encoder import EncoderConfig
 from offrl.settings.replicas import Replica, replicas
@@ -149,12 +149,18 @@ def make_algorithm(config: TrainConfig, dataset: Dataset, pretrained: Mapping[st
             f"{config.algo.name} needs continuous actions and {dataset.spec.name} has discrete ones; use "
             f"{' or '.join(able)}"
         )
+    if config.encoder.pretrained and ENCODER not in (pretrained or {}):
+        raise UserError(
+            f"encoder.pretrained={config.encoder.pretrained} is for offrl train: train from it first, and go on with "
+            "that run"
+        )
     algorithm: Algorithm = algorithm_class(config.algo, with_encoder(config, dataset.spec), pretrained)
     if algorithm.encoder is not None and (settings := algorithm.data_spec.encoder) is not None:
         names = ", ".join(stream.name for stream in dataset.spec.streams)
+        start = f", from {config.encoder.pretrained}" if config.encoder.pretrained else ""
         module = algorithm.encoder_module
-        trained = "one inside each network" if module == OWN else f"trained by the loss of '{module}'"
-        algorithm.runtime.notes = (f"observations have {names}: encoder={settings.name}, {trained}",)
+        trained = {OWN: "one inside each network", "": "not trained"}.get(module, f"trained by the loss of '{module}'")
+        algorithm.runtime.notes = (f"observations have {names}: encoder={settings.name}{start}, {trained}",)
     if (n_step := getattr(config.algo, "n_step", 1)) > 1:
         check_n_step(config.algo, getattr(algorithm.sampler(), "n_step", 1) == n_step)
     check_stitching(config.algo, algorithm, dataset)
@@ -179,8 +185,18 @@ def with_encoder(config: TrainConfig, spec: DataSpec) -> DataSpec:
                 "it out"
             )
         return spec
+    if settings.trained_by == "none" and not settings.pretrained:
+        raise UserError(
+            "encoder.trained_by=none leaves the encoder as it begins, which is at random: name a run that trained one, "
+            "encoder.pretrained=RUN"
+        )
+    if settings.fusion == "early" and settings.pretrained:
+        raise UserError(
+            f"encoder.fusion=early: the encoder of {settings.pretrained} takes one image, and not state and goal side "
+            "by side; leave fusion out"
+        )
     name = "drq" if settings.name == "auto" else settings.name
-    return dataclasses.replace(spec, encoder=dataclasses.replace(settings, name=name))
+    return dataclasses.replace(spec, encoder=dataclasses.replace(settings, name=name, pretrained="", pretrained_id=""))
 
 
 def check_kind(algorithm_class: Any, name: str, dataset: Dataset) -> None:

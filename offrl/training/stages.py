@@ -5,9 +5,8 @@ trained first.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.fit import check_columns, check_normalisation
 from offrl.errors import UserError, say, warn
 from offrl.nn.meta_check import of_file, outline
+from offrl.nn.stream_encoder import ENCODER, OWN
 from offrl.pretrained import Pretrained, Requirement
 from offrl.runs import record as runs
 from offrl.settings.evaluation import EvalConfig
@@ -29,7 +29,7 @@ from offrl.system import files as checkpoint
 from offrl.system import trust
 from offrl.system.locks import alone
 from offrl.training.loop import train
-from offrl.training.setup import check_kind, check_n_step
+from offrl.training.setup import check_kind, check_n_step, with_encoder
 
 if TYPE_CHECKING:
     from offrl.settings.train import TrainConfig
@@ -64,7 +64,7 @@ def resolve(config: TrainConfig, dataset: Dataset) -> tuple[TrainConfig, dict[st
     pretrained = {}
     for name, requirement in requirements.items():
         path = getattr(config.algo, name) or str(train_first(config, dataset, name, requirement))
-        result = pretrained[name] = load(path, dataset.spec, name, requirement)
+        result = pretrained[name] = load(path, dataset.spec, f"algo.{name}", requirement)
         if result.fingerprint not in ("", dataset.fingerprint) and not requirement.allow_other_normalisation:
             warn(
                 f"algo.{name}={path} was trained on other data than {dataset.spec.name}: it may know little about "
@@ -76,7 +76,51 @@ def resolve(config: TrainConfig, dataset: Dataset) -> tuple[TrainConfig, dict[st
         )
         config = dataclasses.replace(config, algo=algo)
     config = kind.adopt(config, dataset, pretrained)
-    return config, {name: requirements[name].select(result) for name, result in pretrained.items()}
+    pretrained = {name: requirements[name].select(result) for name, result in pretrained.items()}
+    if config.encoder.pretrained:
+        run = encoder_run(config.encoder.pretrained, with_encoder(config, dataset.spec))
+        pretrained |= first_encoder(run)
+        encoder = dataclasses.replace(config.encoder, pretrained_id=run.identity)
+        config = dataclasses.replace(config, encoder=encoder)
+    return config, pretrained
+
+
+def first_encoder(run: Pretrained) -> dict[str, Any]:
+    """What an algorithm is handed that starts from the encoder of a run."""
+    return {ENCODER: run.state.params[ENCODER]}
+
+
+def encoder_run(path: str, spec: DataSpec) -> Pretrained:
+    """The run `encoder.pretrained`, of any algorithm whose encoder is that of `spec` and reads the same streams;
+    actions, goals and statistics may be others. Raises UserError.
+    """
+
+    def form(other: DataSpec) -> dict[str, str]:
+        assert other.encoder is not None
+        streams = ", ".join(f"{s.name} {list(s.shape)}" for s in other.streams)
+        return {
+            "streams": streams,
+            "dataset.frames": str(other.frames),
+            "encoder": other.encoder.name,
+            "encoder.width": str(other.encoder.width),
+        }
+
+    def check(run: Pretrained) -> None:
+        other = run.algorithm.data_spec
+        if other.encoder is None or other.encoder.trained_by == OWN:
+            raise UserError(
+                f"encoder.pretrained: the run of {other.name} has no encoder of all networks; name one on images, "
+                "without encoder.trained_by=own"
+            )
+        for name, value in form(other).items():
+            if value != (needed := form(spec)[name]):
+                raise UserError(
+                    f"encoder.pretrained: the run of {other.name} has {name}={value}, and this one on {spec.name} "
+                    f"{needed}; both must agree"
+                )
+
+    requirement = Requirement(check=check, allow_other_normalisation=True)
+    return cast(Pretrained, load(path, spec, "encoder.pretrained", requirement))
 
 
 def train_first(config: TrainConfig, dataset: Dataset, name: str, requirement: Requirement) -> Path:
@@ -121,21 +165,23 @@ def _finished(run_dir: Path, requirement: Requirement) -> bool:
     return latest is not None and latest[1]["step"] >= (requirement.steps or 0)
 
 
-def load(path: str | Path, spec: DataSpec, name: str, requirement: Requirement) -> Any:
-    """The prerequisite that the setting `name` names, for data of `spec`: of a run the replicas that did not diverge.
+def load(path: str | Path, spec: DataSpec, setting: str, requirement: Requirement) -> Any:
+    """The prerequisite that `setting` names, for data of `spec`: of a run the replicas that did not diverge.
 
     Raises UserError where there is none, or for data of other shapes, another normalisation, or rewards in other units
     where that matters."""
     result = (
-        load_run(Path(path), spec, name, requirement) if requirement.load is None else requirement.load(str(path), spec)
+        load_run(Path(path), spec, setting, requirement)
+        if requirement.load is None
+        else requirement.load(str(path), spec)
     )
     requirement.check(result)
     return result
 
 
-def load_run(run_dir: Path, spec: DataSpec, name: str, requirement: Requirement) -> Pretrained:
+def load_run(run_dir: Path, spec: DataSpec, setting: str, requirement: Requirement) -> Pretrained:
     """Load as `load` does, without the requirement's own check."""
-    where = f"algo.{name}={run_dir}"
+    where = f"{setting}={run_dir}"
     if not (run_dir / runs.RECORD).is_file():
         cure = (
             "name a run directory, or leave the setting out to train one first"
@@ -175,15 +221,9 @@ def load_run(run_dir: Path, spec: DataSpec, name: str, requirement: Requirement)
     algorithm = kind(config, recorded)
     algorithm.buffers = dict
     pairs = [(with_settings(algorithm, dict(replicas[i].values)), state) for i, state in states]
-    checksum = meta["sha256"] if requirement.every_replica else _checksum(pairs[0][1])
+    first = checkpoint.flatten({"params": pairs[0][1].params, "target": pairs[0][1].target})
+    checksum = meta["sha256"] if requirement.every_replica else checkpoint.tensor_digest(first)
     return Pretrained(tuple(pairs), dict(identity["algo"]), str(checksum)[:16], record["data"].get("fingerprint", ""))
-
-
-def _checksum(state: Any) -> str:
-    digest = hashlib.sha256()
-    for name, value in sorted(checkpoint.flatten({"params": state.params, "target": state.target}).items()):
-        digest.update(name.encode() + value.contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _places(run_dir: Path, kind: Any) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def np_squares(run: offrl.Run, raw: np.ndarray, unit: np.ndarray | float) -> np.
 
 def critics(path: Path | str, dataset: Dataset) -> Any:
     """What a run with `value_run=path` is handed."""
-    return stages.load(path, dataset.spec, "value_run", value_gradient.required())
+    return stages.load(path, dataset.spec, "algo.value_run", value_gradient.required())
 
 
 def following(dataset: Dataset, rows: torch.Tensor) -> np.ndarray:

@@ -14,7 +14,8 @@ from offrl import rng
 from offrl.data import Dataset, DatasetConfig, load_dataset
 from offrl.data.arrays import from_arrays
 from offrl.data.samplers.transitions import TransitionSampler
-from offrl.data.transforms.imagined import append_imagined, share_draws
+from offrl.data.transforms.imagined import append_imagined
+from offrl.data.transforms.sources import share_draws
 from offrl.errors import UserError
 
 N, T, D, A = 4, 5, 3, 2
@@ -209,7 +210,7 @@ def test_the_share_goes_with_other_settings(tmp_path: Path) -> None:
         and torch.equal(mapped.weights, again.weights)
         and torch.equal(again.columns["imagined"], mapped.columns["imagined"])
     )  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"no real episode is left to draw 0.7"):
+    with pytest.raises(UserError, match=r"no row with imagined 0 to draw 0.7"):
         load_dataset(replace(config, weighting="none", top_fraction=0.1))
 
 
@@ -220,8 +221,8 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"smallest allowed value is 0|largest allowed value is 1"):
         load_dataset(DatasetConfig(real, imagined=[made], imagined_share=1.5))
     data = load_dataset(DatasetConfig(real, cache="never"))
-    with pytest.raises(UserError, match="has no imagined rollouts"):
-        share_draws(data, 0.5)
+    with pytest.raises(UserError, match="has no column 'imagined'"):
+        share_draws(data, 0.5, "imagined")
     extra = from_arrays(**arrays(6, 3, 0.5), extra=np.zeros(6), action_low=-1.0, action_high=1.0)
     joined = append_imagined(data, extra)
     assert "extra" not in joined.columns and any("'extra'" in n for n in joined.notes) and joined.num_episodes == 6

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 import socket
@@ -14,6 +16,7 @@ import numpy as np
 import openai
 import pytest
 import torch
+from PIL import Image
 
 from offrl.cli import main as cli
 from offrl.data import DatasetConfig, load_dataset
@@ -450,6 +453,94 @@ def test_rewards_of_stretches_and_what_has_none(tmp_path: Path) -> None:
             label_by_score(data, client(there.url), "t")
         assert label_by_score(data, client(there.url), "t", on_missing="recorded")[0].tolist() == list(range(10))
         assert label_by_score(data, client(there.url), "t", length=1, on_missing="zero")[0].tolist() == [5.0] * 10
+
+
+def brightness(content: Any) -> str:
+    """The mean of the pictures in a message, from 0 to 10."""
+    files = [part["image_url"]["url"] for part in content if part["type"] == "image_url"]
+    heads = {file[: file.index(",")] for file in files}
+    assert heads == {"data:image/png;base64"}
+    images = [np.asarray(Image.open(io.BytesIO(base64.b64decode(file.partition(",")[2])))) for file in files]
+    return f"{np.mean(images) / 25.5:.3f}"
+
+
+def seen(walk: dict[str, np.ndarray], images: Any) -> dict[str, Any]:
+    """A walk of which images are observed."""
+    return {**{k: v for k, v in walk.items() if k != "next_observations"}, "observations": images}
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_an_endpoint_sees_images(channels: int) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (10, 5, 4, channels)).astype(np.uint8)
+    data = from_arrays(**seen(walks(2, 5), images))
+    with serving(brightness) as there:
+        endpoint = client(there.url)
+        render = Renderer(data.spec, steps=2, pictures=endpoint.pictures)
+        rewards, _ = label_by_score(data, endpoint, "be bright", render=render, length=1, answers=Answers())
+        np.testing.assert_allclose(rewards, images.mean((1, 2, 3)) / 25.5, atol=1e-3)
+        stretch, _ = label_by_score(data, endpoint, "be bright", render=render)
+        expected = [images[[0, 4]].mean() / 25.5, images[[5, 9]].mean() / 25.5]
+        np.testing.assert_allclose(stretch[[4, 9]], expected, atol=1e-3)
+    content = there.bodies[-1]["messages"][-1]["content"]
+    assert [part["type"] for part in content] == ["text", "image_url", "text", "image_url", "text"]
+    assert content[0]["text"].startswith("Task: be bright") and content[0]["text"].endswith("step 0: pixels ")
+    assert content[2]["text"].startswith(" | action ") and "How good is this" in content[4]["text"]
+
+
+def pictures_of(walk: dict[str, np.ndarray]) -> np.ndarray:
+    """Images that are the brighter the farther to the right a walk is."""
+    return np.broadcast_to(
+        np.clip(8 * walk["observations"][:, 0] + 100, 0, 255).astype(np.uint8)[:, None, None, None],
+        (len(walk["actions"]), 4, 4, 3),
+    )
+
+
+def test_the_command_shows_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    walk = walks(4, 8)
+    images = pictures_of(walk)
+    np.savez(tmp_path / "v.npz", **walk)  # type: ignore[arg-type]
+    np.savez(tmp_path / "p.npz", **seen(walk, images))
+    command = ["data", "label", str(tmp_path / "p.npz"), "task=right", "model=m", f"cache={tmp_path}/a.jsonl"]
+    command += [f"out={tmp_path}/o.safetensors", "length=4", "show_images=true", "force=true"]
+    labelled = DatasetConfig(name=str(tmp_path / "p.npz"), reward_labels=f"{tmp_path}/o.safetensors", cache="never")
+    with serving(brightness) as there:
+        for _ in range(2):  # what was answered is not asked again
+            assert cli.main([*command, "kind=rewards", f"url={there.url}", "--quiet"]) == 0
+            assert len(there.bodies) == 8 and "base64" not in (tmp_path / "a.jsonl").read_text()
+        assert int((load_dataset(labelled, quiet=True).columns["rewards"] > 0.0).sum()) == 8
+        np.savez(tmp_path / "p.npz", **seen(walk, images + 1))  # other pictures of the same actions
+        with pytest.raises(UserError, match="has no rewards for an episode of these data"):
+            load_dataset(labelled, quiet=True)
+        for words, text in (
+            (
+                [c for c in command if c[:4] != "show"] + ["kind=preferences"],
+                "has images alone: show_images=true shows",
+            ),
+            ([c.replace("p.npz", "v.npz") for c in command] + ["kind=preferences"], "is read without images"),
+            ([*command, "kind=subgoals"], "show_images=true shows images to an endpoint"),
+            ([c.replace("p.npz", "v.npz") for c in command] + ["kind=rewards"], "is read without images"),
+        ):
+            assert cli.main([*words, f"url={there.url}"]) == 2
+            assert text in capsys.readouterr().err
+        assert len(there.bodies) == 8
+
+
+def test_segments_are_compared_by_images() -> None:
+    walk = walks(4, 8)
+    data = from_arrays(**seen(walk, {"state": walk["observations"], "front": pictures_of(walk)}))
+
+    def brighter(content: Any) -> str:
+        at = next(i for i, part in enumerate(content) if "Segment 2" in part.get("text", ""))
+        first, second = (float(brightness(part)) for part in (content[:at], content[at:]))
+        return "tie" if first == second else "1" if first > second else "2"
+
+    pairs = np.array([[0, 8], [3, 17], [24, 9]])
+    with serving(brighter) as there:
+        endpoint = client(there.url)
+        render = Renderer(data.spec, ["x", "-"], pictures=endpoint.pictures)
+        labels, counts = compare(data, pairs, 4, endpoint, "right", render)
+    means = pictures_of(walk)[pairs[..., None] + np.arange(4)].mean((2, 3, 4, 5))
+    assert labels.tolist() == (0.5 + 0.5 * np.sign(means[:, 1] - means[:, 0])).tolist() and counts.agreed == 3
 
 
 def test_reward_labels_are_found_wherever_the_episode_stands(

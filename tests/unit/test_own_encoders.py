@@ -174,6 +174,19 @@ def test_parts_of_an_ensemble_keep_its_encoder() -> None:
         assert all(bool(v.isfinite().all()) for v in state.params["critic"].values())
 
 
+def test_networks_start_from_a_pretrained_encoder() -> None:
+    dataset, trained_together = own(), data(**FORM)
+    first = make("bc", trained_together).init(0).params["encoder"]
+    kind = type(make("gciql", dataset))
+    config = make("gciql", dataset).config
+    random, state = (kind(config, dataset.spec, pretrained).init(0) for pretrained in (None, {"encoder": first}))
+    for module in ("actor", "critic", "value"):
+        for key, value in state.params[module].items():
+            _, part, name = key.partition(".encoder.")
+            assert torch.equal(value, first[name] if part else random.params[module][key])
+    assert torch.equal(state.target["critic"]["layers.0.encoder.trunk.0.weight"], first["trunk.0.weight"])
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -31,7 +31,7 @@ from offrl.finetuning.transitions import Rows, columns_for, returns_of
 from offrl.interop import policies
 from offrl.ope.problem import make_problem
 from offrl.relabel.actions import label_actions
-from offrl.relabel.preferences import check_pairs
+from offrl.relabel.bradley_terry import check_pairs
 from offrl.settings.dataset import DatasetConfig
 from offrl.tasks.entries import PIXELS, VECTOR
 from offrl.tasks.environments import flattener

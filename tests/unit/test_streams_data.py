@@ -28,8 +28,8 @@ from offrl.data.transforms.reward_labels import label_rewards
 from offrl.errors import UserError
 from offrl.labelling.prompts import check_labelable
 from offrl.relabel.actions import label_actions, split_labelled
+from offrl.relabel.bradley_terry import check_pairs
 from offrl.relabel.inverse_dynamics import InverseSettings
-from offrl.relabel.preferences import check_pairs
 from offrl.settings.compose import compose, parse
 from offrl.settings.dataset import DatasetConfig
 from tests.support.data_files import minari, minari_streams

@@ -15,7 +15,7 @@ from offrl.data.dataset import Dataset
 from offrl.data.samplers.goals import ACTOR_GOALS
 from offrl.data.samplers.stitches import Stitches, later, stitches
 from offrl.data.samplers.tables import Table, table_of
-from offrl.data.samplers.transitions import Batch, Episodes, column_of, draw_rows, masked, weighted_rows
+from offrl.data.samplers.transitions import Batch, Episodes, column_of, draw_rows, masked, weighted_stretches
 from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
 
@@ -171,7 +171,7 @@ def drawn_episodes(dataset: Dataset) -> Tensor:
     if len(dataset.complete) and bool(dataset.complete.any()):
         usable = dataset.complete.to(dataset.device)
     if dataset.weights is not None:
-        usable = usable & (dataset.weights.to(dataset.device) > 0.0)
+        usable = usable & (dataset.episode_shares().to(dataset.device) > 0.0)
     if not bool(usable.any()):
         raise UserError(f"{dataset.spec.name}: no whole episode has a weight above 0: take another dataset.weighting")
     return torch.nonzero(usable).squeeze(-1)
@@ -191,7 +191,8 @@ def drawn_rows(dataset: Dataset) -> tuple[Tensor, Tensor, Episodes | None]:
     episodes = drawn_episodes(dataset)
     lengths = dataset.episode_lengths()[episodes]
     ends = torch.cumsum(lengths, 0)
-    weighted = None
+    rows, weighted = dataset.rows_of(episodes), None
     if dataset.weights is not None:
-        weighted = weighted_rows(dataset.weights.to(episodes.device)[episodes], ends - lengths, lengths)
-    return dataset.rows_of(episodes), torch.repeat_interleave(ends - 1, lengths), weighted
+        weights = dataset.row_weights().to(rows.device)[rows]
+        weighted = weighted_stretches(weights, torch.repeat_interleave(episodes, lengths))
+    return rows, torch.repeat_interleave(ends - 1, lengths), weighted

@@ -34,8 +34,8 @@ def draw_rows(key: Tensor, size: int, count: int, weighted: Episodes | None) -> 
 
 @dataclass(frozen=True)
 class Episodes:
-    """Draws a row in two steps that cost the same however many there are: an episode by Walker's alias method, and one
-    of its rows.
+    """Draws a row in two steps that cost the same however many there are: an episode, or a stretch of one, by Walker's
+    alias method, and one of its rows.
 
     Episodes without a row that may be drawn are not in it. Rows are numbered among those that may be drawn.
     """
@@ -118,7 +118,7 @@ AT_END = ("next_observations", "masks", NEXT_ACTIONS)  # columns of a window's l
 class TransitionSampler:
     """Transitions, with replacement: observations, actions, rewards, masks = 1 - terminations, next_observations.
 
-    Uniform, or where `Dataset.weights` says so, in proportion to the weight of the row's episode.
+    Uniform, or where `Dataset.weights` says so, in proportion to the weight of the row or its episode.
 
     Rows without a known successor (the last of a time-out in a file without next observations) are never drawn: what
     follows them belongs to the next episode. A terminal row needs no successor.
@@ -239,19 +239,24 @@ def refuse_none(dataset: Dataset, rows: Tensor) -> None:
 
 
 def by_weight(dataset: Dataset, rows: Tensor) -> tuple[Episodes | None, Tensor]:
-    """The weighted distribution of `rows`; those whose episode has weight 0 are left out. Raises UserError where none
-    is left.
-    """
+    """The weighted distribution of `rows`; those of weight 0 are left out. Raises UserError where none is left."""
     if dataset.weights is None:
         return None, rows
-    weights = dataset.weights.to(rows.device)
-    episode = episode_of(dataset, rows)
-    positive = weights[episode] > 0.0
-    rows, episode = rows[positive], episode[positive]
+    weights = dataset.row_weights().to(rows.device)[rows]
+    rows, weights = rows[weights > 0.0], weights[weights > 0.0]
     if not len(rows):
         raise UserError(f"{dataset.spec.name}: no transition has a weight above 0: take another dataset.weighting")
-    present, counts = torch.unique_consecutive(episode, return_counts=True)
-    return weighted_rows(weights[present], torch.cumsum(counts, 0) - counts, counts), rows
+    return weighted_stretches(weights, episode_of(dataset, rows)), rows
+
+
+def weighted_stretches(weights: Tensor, episode: Tensor) -> Episodes | None:
+    """The distribution of rows with these weights and episodes' numbers [R], drawn by stretches of one episode and
+    weight; None where the weights are equal.
+    """
+    begins = torch.ones_like(episode, dtype=torch.bool)
+    begins[1:] = (episode[1:] != episode[:-1]) | (weights[1:] != weights[:-1])
+    first = torch.nonzero(begins).squeeze(-1)
+    return weighted_rows(weights[first], first, torch.diff(first, append=first.new_tensor([len(episode)])))
 
 
 def column_of(dataset: Dataset, name: str) -> Tensor:

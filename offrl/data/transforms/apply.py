@@ -22,8 +22,9 @@ from offrl.data.transforms.columns import (
 )
 from offrl.data.transforms.demonstrations import add_expert
 from offrl.data.transforms.episodes import concatenate, split, subsample, terminated_only, top_fraction
-from offrl.data.transforms.imagined import add_imagined, share_draws
+from offrl.data.transforms.imagined import IMAGINED, add_imagined
 from offrl.data.transforms.reward_labels import label_rewards
+from offrl.data.transforms.sources import share_draws
 from offrl.data.transforms.stitch import add_clusters
 from offrl.data.transforms.weights import weight_episodes
 from offrl.errors import UserError
@@ -66,7 +67,9 @@ def apply_transforms(
     if config.weighting != "none":
         dataset = weight_episodes(dataset, config.weighting, config.weighting_temperature, config.weighting_fraction)
     if config.imagined_share is not None:
-        dataset = share_draws(dataset, config.imagined_share)
+        dataset = share_draws(dataset, config.imagined_share, IMAGINED)
+    if config.intervention_share is not None:
+        dataset = share_draws(dataset, config.intervention_share, "intervention")
     if config.reward_by_return_range:
         dataset = scale_by_return_range(dataset, config.reward_by_return_range)
     if config.normalize_rewards:

@@ -123,6 +123,8 @@ def _joined_weights(datasets: Sequence[Dataset]) -> Tensor | None:
     """Each part keeps its share of the draws, which is that of its rows: weights have mean 1 over a part's rows."""
     if all(d.weights is None for d in datasets):
         return None
+    if any(d.weights is not None and len(d.weights) > d.num_episodes for d in datasets):
+        return torch.cat([d.row_weights() for d in datasets])
     return torch.cat(
         [torch.ones(d.num_episodes, dtype=torch.float64) if d.weights is None else d.weights for d in datasets]
     )
@@ -156,6 +158,9 @@ def _kept_weights(dataset: Dataset, episodes: Tensor, lengths: Tensor) -> Tensor
     """
     if dataset.weights is None:
         return None
+    if len(dataset.weights) > dataset.num_episodes:
+        episodes = dataset.rows_of(episodes)
+        lengths = torch.ones_like(episodes)
     weights = dataset.weights[episodes]
     total = (weights * lengths).sum()
     if not float(total) > 0.0:

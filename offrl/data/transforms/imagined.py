@@ -1,6 +1,4 @@
-"""Imagined rollouts as a second source beside the real data, with a weight of its own (ImagineBench, arXiv
-2505.10010).
-"""
+"""Imagined rollouts as a second source beside the real data (ImagineBench, arXiv 2505.10010)."""
 
 from __future__ import annotations
 
@@ -13,7 +11,6 @@ from offrl.data.dataset import Dataset
 from offrl.data.loading.read import load_one
 from offrl.data.loading.resolve import resolve
 from offrl.data.memory import IN_MEMORY, Memory
-from offrl.data.samplers.transitions import episode_of
 from offrl.data.transforms.episodes import concatenate
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
@@ -72,37 +69,3 @@ def append_imagined(dataset: Dataset, imagined: Dataset | Sequence[Dataset], mem
             *(f"left out: the column '{name}', which not all of the real and imagined data have" for name in lacking),
         ),
     )
-
-
-def share_draws(dataset: Dataset, share: float) -> Dataset:
-    """The dataset with weights such that imagined rows are this share of the draws; among themselves, real and imagined
-    rows keep theirs.
-
-    share: from 0 (none is drawn) to 1 (they alone are). Raises UserError where one side has nothing that can be drawn.
-    """
-    if IMAGINED not in dataset.columns:
-        raise UserError(
-            f"{dataset.spec.name} has no imagined rollouts (dataset.imagined=[...]) that dataset.imagined_share is "
-            "about"
-        )
-    first = dataset.columns[IMAGINED].cpu()[dataset.episode_start.cpu()].bool()
-    # of transitions, which is what most algorithms draw: rollouts that were cut off have fewer than rows
-    episodes = episode_of(dataset, dataset.transition_rows().cpu())
-    lengths = torch.bincount(episodes, minlength=dataset.num_episodes).double()
-    parts = lengths if dataset.weights is None else lengths * dataset.weights.cpu()
-    parts = parts / parts.sum().clamp(min=1e-12)
-    current_share = float(parts[first].sum())
-    for target, side, actual in ((share, "imagined", current_share), (1.0 - share, "real", 1.0 - current_share)):
-        if target > 0.0 and not actual > 0.0:
-            raise UserError(
-                f"{dataset.spec.name}: no {side} episode is left to draw {target:g} of the rows from "
-                "(dataset.imagined_share)"
-            )
-    scaled = torch.where(
-        first,
-        parts * (share / current_share if current_share > 0.0 else 0.0),
-        parts * ((1.0 - share) / (1.0 - current_share) if current_share < 1.0 else 0.0),
-    )
-    weights = scaled / lengths.clamp(min=1.0) * lengths.sum()
-    note = f"imagined rows are {share:.3g} of the draws; by their number they would be {current_share:.3g}"
-    return dataset.changed(f"imagined share {share:g}", note, weights=weights)

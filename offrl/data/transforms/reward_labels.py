@@ -28,9 +28,9 @@ def label_rewards(dataset: Dataset, labels: str | Labeller) -> Dataset:
     The function is called once for each episode of T steps, with copies of its columns: observations [T, *O] as
     recorded, actions [T, A] in the environment's units or [T] int64, rewards [T] as recorded, terminations,
     truncations, next_observations, the columns of the user's own, and the streams by their names, images [T, H, W, C]
-    of uint8. It returns [T] numbers. `Dataset.raw_returns`, by
-    which datasets are compared, stay those of the recorded rewards. Raises UserError, naming episode and row, for what
-    it raises and for other than T finite numbers.
+    of uint8, and as next_NAME those that follow (a row's own where that is not known). It returns [T] numbers.
+    `Dataset.raw_returns`, by which datasets are compared, stay those of the recorded rewards. Raises UserError, naming
+    episode and row, for what it raises and for other than T finite numbers.
     """
     function, code = labeller(labels) if isinstance(labels, str) else (labels, _code_of(labels))
     name = labels if isinstance(labels, str) else getattr(labels, "__name__", type(labels).__name__)
@@ -39,8 +39,8 @@ def label_rewards(dataset: Dataset, labels: str | Labeller) -> Dataset:
     rewards = np.empty(len(dataset), np.float32)
     for episode, (start, end) in enumerate(dataset.spans()):
         where = f"dataset.reward_labels={name}, episode {episode}"
-        streams = {name: s.frames(torch.arange(start, end), 1).numpy() for name, s in dataset.stores.items()}
-        rewards[start:end] = call_labeller(where, function, episode_columns(dataset, start, end) | streams, start)
+        following = {f"next_{n}": s.values[s.following[start:end]].numpy() for n, s in dataset.stores.items()}
+        rewards[start:end] = call_labeller(where, function, episode_columns(dataset, start, end) | following, start)
     columns = {"rewards": torch.from_numpy(rewards)}
     r = replace(dataset, columns=columns).episode_returns()
     note = f"rewards are those of {name}: returns {r.mean():.6g} on average, from {r.min():.6g} to {r.max():.6g}"
@@ -128,11 +128,12 @@ PARTS = ("observations", "actions", "rewards")
 
 
 def episode_key(columns: Mapping[str, np.ndarray]) -> str:
-    """A hash of an episode's observations, actions and recorded rewards: the same wherever it stands, in whichever part
-    of the data.
+    """A hash of an episode's observations, images too, actions and recorded rewards: the same wherever it stands, in
+    whichever part of the data.
     """
     digest = hashlib.sha256()
-    for name in PARTS:
+    images = [n for n, v in columns.items() if v.ndim == 4 and v.dtype == np.uint8 and not n.startswith("next_")]
+    for name in (*PARTS, *sorted(images)):
         values = np.ascontiguousarray(columns[name])
         digest.update(f"{name} {values.dtype.str} {values.shape} ".encode() + values.tobytes())
     return digest.hexdigest()

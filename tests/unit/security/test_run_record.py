@@ -130,7 +130,7 @@ def test_replicas_are_counted_before_they_are_made(grid: Any, seeds: Any, run: A
     for read in (
         lambda: SavedRun(folder),
         lambda: run_settings(folder),
-        lambda: load_run(folder, spec, "values", Requirement("iql", {})),
+        lambda: load_run(folder, spec, "algo.values", Requirement("iql", {})),
     ):
         with pytest.raises(
             UserError,
