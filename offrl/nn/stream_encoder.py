@@ -26,11 +26,13 @@ class StreamEncoder(nn.Module):
     """
 
     def __init__(self, spec: DataSpec) -> None:
-        """Raises UserError for images smaller than the encoder takes."""
+        """Raises UserError for images smaller than the encoder takes, or than they are shifted."""
         super().__init__()
         assert spec.encoder is not None
         self.shift = spec.encoder.shift
         stacks = {s.name: (s.shape[0], s.shape[1], s.shape[2] * spec.frames) for s in spec.streams if s.image}
+        if self.shift >= (edge := min((min(shape[:2]) for shape in stacks.values()), default=self.shift + 1)):
+            raise UserError(f"encoder.shift={self.shift} leaves nothing of images of {edge} pixels; DrQ-v2 has 4 of 84")
         self.names = list(stacks)  # which may hold dots, unlike those of modules
         images = [make_image_encoder(spec.encoder.name, shape) for shape in stacks.values()]
         self.images = nn.ModuleList(images)
