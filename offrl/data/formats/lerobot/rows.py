@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from offrl.data.containers.guard import reading
-from offrl.data.containers.parquet import arrow_values, open_parquet
+from offrl.data.containers.parquet import arrow_values, open_parquet, read_columns
 from offrl.data.formats.lerobot.meta import EpisodeFiles, LerobotMetadata
 from offrl.data.raw import as_vector, ends_of
 from offrl.errors import UserError
@@ -51,11 +51,8 @@ class LerobotRows:
         self.rows = len(self.ends)
 
     def _read(self, path: Path, keys: Sequence[str]) -> dict[str, np.ndarray]:
-        file = open_parquet(path)
-        if absent := [k for k in keys if k not in file.schema_arrow.names]:
-            raise UserError(f"{path} has no column '{absent[0]}', which info.json names; get the file again")
+        table = read_columns(open_parquet(path), path, keys)
         with reading(path):
-            table = file.read(columns=list(keys))
             table.validate(full=True)
         values = {k: as_vector(arrow_values(table[k], f"{path}: '{k}'")) for k in keys}
         for k, column in values.items():
