@@ -253,7 +253,7 @@ def test_a_policy_s_inputs_are_checked() -> None:
             {"front": images()[:30], "state": np.zeros((ROWS, 1))},
             r"'front' has 30 images for 40 rows; one for each is needed",
         ),
-        ({"front": images()[:, :0]}, r"images of 0 x 16 pixels; 1 to 4096 an edge"),
+        ({"front": images()[:, :0]}, r"images of 0 x 16 pixels; at least 1 and at most 4096 an edge"),
         ({"front": images(), "text": np.array(["a"] * ROWS)}, r"must be numbers .* they are text <U1 \[40\]"),
         (
             {"front": images(), "a": np.zeros((ROWS, 1)), "b": np.zeros((9, 1))},

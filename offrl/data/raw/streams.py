@@ -77,7 +77,9 @@ def check_images(images: np.ndarray, where: str) -> np.ndarray:
             "(a stack of frames is made by dataset.frames=, of single ones)"
         )
     if not 1 <= min(shape) <= max(shape) <= EDGE:
-        raise UserError(f"{where}: images of {shape[0]} x {shape[1]} pixels; 1 to {EDGE} an edge are read")
+        raise UserError(
+            f"{where}: images of {shape[0]} x {shape[1]} pixels; at least 1 and at most {EDGE} an edge are read"
+        )
     return images
 
 

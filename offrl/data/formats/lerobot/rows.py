@@ -36,7 +36,8 @@ class LerobotRows:
             self.rows_of[path] = np.full(len(order), -1, np.int64)
             for k in inside:
                 episode = episodes[k]
-                rows = order[slice(*np.searchsorted(numbers, (episode.number, episode.number + 1)))]
+                first, stop = (int(np.searchsorted(numbers, episode.number, side)) for side in ("left", "right"))
+                rows = order[first:stop]
                 numbered = np.array_equal(values["frame_index"][rows], np.arange(len(rows)))
                 if not (numbered and len(rows) == episode.length > 0):
                     raise UserError(

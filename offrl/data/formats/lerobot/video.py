@@ -217,7 +217,7 @@ def _decode_images(table: LerobotRows, image: Feature, frames: np.ndarray) -> st
         with reading(path):
             # one by one: an image that many rows share is in the file once
             batches = open_parquet(path).iter_batches(batch_size=1, columns=[image.name])
-            entries = (entry for batch in batches for entry in batch.column(0).to_pylist())
+            entries = (entry for batch in batches for entry in batch.column(image.name).to_pylist())
             for row, (target, entry) in enumerate(zip(targets.tolist(), entries, strict=True)):
                 if target < 0:
                     continue
