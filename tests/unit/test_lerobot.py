@@ -189,7 +189,7 @@ def test_what_is_not_there(two: Path, written: dict[str, Path]) -> None:
     assert read(two, episodes="1:2").rows == 7
     (two / "data/chunk-000/episode_000001.parquet").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     assert "git lfs pull" in refusal(two, episodes="1")
-    assert "none is 8" in refusal(two, episodes="5:9")
+    assert "has the episodes 0 to 2, and not all of these" in refusal(two, episodes="5:9")
     assert "no meta/info.json" in refusal(two / "data", format="lerobot")
 
 

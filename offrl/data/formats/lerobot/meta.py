@@ -15,7 +15,7 @@ from offrl.data.containers.guard import FREE, from_json, reading
 from offrl.data.containers.parquet import arrow_values, open_parquet, read_columns
 from offrl.data.containers.plain_files import refuse_link, refuse_special
 from offrl.data.containers.video import EDGE, PIXELS
-from offrl.data.raw.ranges import episode_numbers
+from offrl.data.raw.ranges import numbers_of
 from offrl.errors import UserError, one_line, some
 from offrl.settings.kinds import misfit
 
@@ -99,7 +99,7 @@ class LerobotMetadata:
         return {v["task_index"]: one_line(v["task"]) for v in _lines(path, _Task)} if path.is_file() else {}
 
     def episodes(self, chosen: str, videos: Sequence[str]) -> list[EpisodeFiles]:
-        """The episodes that dataset.episodes names (see `episode_numbers`; "": all), with the files of the cameras
+        """The episodes that dataset.episodes names (see `numbers_of`; "": all), with the files of the cameras
         `videos`. Raises UserError for the first file that is not there.
         """
         with reading(self.root / "meta"):
@@ -110,7 +110,7 @@ class LerobotMetadata:
             raise UserError(f"{self.root} names {fault} in meta; the dataset is damaged: get it again")
         numbers = list(known)
         if chosen:
-            numbers = [numbers[k] for k in episode_numbers(chosen, len(known), str(self.root))]
+            numbers = [numbers[k] for k in sorted(numbers_of(chosen, len(known), "dataset.episodes", str(self.root)))]
         episodes = [EpisodeFiles(*known[number]) for number in numbers]
         missing = {p: None for e in episodes for p in (e.data, *(v for v, _ in e.videos.values())) if not p.is_file()}
         if missing:
