@@ -65,10 +65,11 @@ class _Reader:
             )
         self.judged = "terminations" not in config.fields  # else the flags are taken as they are
         self.keys: dict[str, str] = KEYS | config.fields
-        shapes = {demo: self._item(demo, self.keys["actions"]).shape for demo in self._masked(config.mask)}
-        if single := [demo for demo, shape in shapes.items() if not shape]:
-            raise UserError(f"{path}: '{single[0]}/{self.keys['actions']}' is a single value; one row per step is due")
-        self.lengths = {demo: shape[0] for demo, shape in shapes.items() if shape[0]}
+        self.lengths = {  # a single value counts as a row, for `_checked` to refuse
+            demo: count
+            for demo in self._masked(config.mask)
+            if (count := (self._item(demo, self.keys["actions"]).shape or (1,))[0])
+        }
         if not self.lengths:
             raise UserError(f"{path} holds no demonstration with a step; it is incomplete")
         rows, demos, first = sum(self.lengths.values()), len(self.lengths), next(iter(self.lengths))
