@@ -51,7 +51,7 @@ def test_bad_input_is_one_line(offrl: Offrl, write: Callable[..., Path]) -> None
         ("data convert bad.hdf5 x.hdf5", "'rewards' has NaN in 300 rows"),
         ("data subset good.hdf5 x.hdf5", "say what to keep"),
         ("data subset good.hdf5 x.hdf5 top=2", "top=2.0 is out of range"),
-        ("data subset good.hdf5 x.hdf5 episodes=0:0", "none in that range"),
+        ("data subset good.hdf5 x.hdf5 episodes=0:0", "and none of these"),
         ("data merge good.hdf5 x.hdf5", "usage: offrl data merge A B"),
         ("data doctor nothing-v2", "unknown dataset 'nothing-v2'"),
     ):
