@@ -25,10 +25,11 @@ usage: offrl data ACTION ...
                                        texts as JSON lines (OUT ends in .jsonl or .jsonl.gz) or as a Minari dataset
   offrl data merge A B [...] OUT       several datasets of the same spaces as one
   offrl data subset DATASET OUT ...    some of its rows or episodes
+  offrl data render DATASET OUT.hdf5   with images of its recorded MuJoCo states (qpos, qvel) beside the numbers
   offrl data label DATASET ...         let a language model label rewards, preferences or subgoals (alone: `offrl data label`, its settings)
   offrl data list                      datasets that can be named"""  # noqa: E501
-READING = ("inspect", "doctor", "convert", "merge", "subset")
-WRITING = READING[2:]
+READING = ("inspect", "doctor", "convert", "merge", "subset", "render")
+WRITING = READING[2:5]
 # of the help: a part, and the actions that it is for
 SECTIONS = (
     (
@@ -60,6 +61,16 @@ what subset keeps, in this order:
     ),
     (
         """\
+settings of render:
+  size=[64,64]         height and width, each pixel the mean of what it covers
+  camera=              MuJoCo's camera, and the name of the images; empty: the environment's own, and pixels
+  env=                 the environment that the states are of; empty: the data's own
+  force=false          replace OUT where it exists
+  quiet=false          show no progress""",
+        ("render",),
+    ),
+    (
+        """\
 settings of all of them: how DATASET is read
   dataset.format=auto, dataset.fields.COLUMN=KEY, dataset.action_low=..., dataset.action_high=..., dataset.clip_actions=true,
   dataset.check=false (take faulty data all the same) and the others of `offrl train --help`
@@ -73,7 +84,7 @@ exit status: 0 done, 1 inspect or doctor found faults that would corrupt trainin
     ),
 )
 
-ACTIONS = ("inspect", "doctor", "convert", "merge", "subset", "label", "list")
+ACTIONS = ("inspect", "doctor", "convert", "merge", "subset", "render", "label", "list")
 _SETTING = re.compile(r"[A-Za-z_][\w.-]*=")
 
 
@@ -85,6 +96,17 @@ class Output:
     force: bool = setting(False, "replace what exists")
     quiet: bool = setting(False, "no progress")
     fps: float | None = setting(None, "rows per second, which LeRobot data need")
+
+
+@dataclass
+class RenderSettings:
+    """Settings of render."""
+
+    size: list[int] = setting([64, 64], "height and width")
+    camera: str = setting("", "MuJoCo's camera, and the name of the images")
+    env: str = setting("", "the environment; empty: the data's own")
+    force: bool = setting(False, "replace what exists")
+    quiet: bool = setting(False, "no progress")
 
 
 def usage(arguments: list[str]) -> str:
@@ -111,7 +133,9 @@ def run(arguments: list[str]) -> int:
     from offrl.system.signals import terminable
 
     with terminable():  # what is half-written goes
-        return {"inspect": _inspect, "doctor": _doctor, "label": _label}.get(action, _make)(action, names, settings)
+        return {"inspect": _inspect, "doctor": _doctor, "label": _label, "render": _render}.get(action, _make)(
+            action, names, settings
+        )
 
 
 def _expect(action: str, names: list[str], count: int, arguments: str) -> None:
@@ -183,6 +207,32 @@ def _label(action: str, names: list[str], settings: list[str]) -> int:
     return label(names, settings)
 
 
+def _render(action: str, names: list[str], settings: list[str]) -> int:
+    from dataclasses import fields
+
+    from offrl.collect.render import render
+    from offrl.settings.compose import fill
+    from offrl.system.progress import Progress
+    from offrl.tasks.environments import choose_opengl
+
+    _expect(action, names, 2, "DATASET OUT.hdf5")
+    config, values = _dataset(names[0], settings, tuple(f.name for f in fields(RenderSettings)))
+    pictures = fill(RenderSettings(), values, "data render")
+    choose_opengl()
+    with Progress(f"writing {names[1]}", 100, "%", pictures.quiet) as bar:
+        written = render(
+            config,
+            names[1],
+            pictures.size,
+            pictures.camera,
+            pictures.env,
+            force=pictures.force,
+            progress=lambda share: bar.update(round(100 * share)),
+        )
+    _report(written, pictures.quiet)
+    return 0
+
+
 def _make(action: str, names: list[str], settings: list[str]) -> int:
     """convert, merge and subset."""
     from dataclasses import fields
@@ -247,6 +297,7 @@ USES = {
         "DATASET OUT",
         "offrl data subset my.hdf5 best.hdf5 top=0.1\n  offrl data subset my.hdf5 two.hdf5 episodes=5,7",
     ),
+    "render": ("DATASET OUT.hdf5", "offrl data render hopper.hdf5 hopper-images.hdf5 size=[64,64]"),
     "list": ("", "offrl data list"),
 }
 

@@ -29,7 +29,7 @@ begin
 
 your data
   offrl data inspect DATASET         what is in a dataset, and every fault in it; `offrl data doctor` makes a page of it
-  offrl data convert DATASET OUT     to D4RL HDF5 or Minari; also merge, subset, label
+  offrl data convert DATASET OUT     to D4RL HDF5 or Minari; also merge, subset, render, label
   offrl collect env=Hopper-v5 recipe=d4rl                          record datasets; policy=mine.py:act records from any policy
 
 train

@@ -26,15 +26,14 @@ def check_camera(env: gym.Env, camera: str, env_id: str) -> None:
 
 def rendered(env: gym.Env, size: tuple[int, ...], env_id: str) -> np.ndarray:
     """What `env.render()` shows, [*size, C]. Raises UserError where it shows no image."""
-    if has_physics(env) and os.environ.get("MUJOCO_GL") == "disable":  # see `import_mujoco`
-        raise UserError(
-            f"{env_id} cannot be rendered without OpenGL: MUJOCO_GL=egl takes a GPU's driver, MUJOCO_GL=osmesa the "
-            "package libosmesa6"
-        )
+    cure = ": MUJOCO_GL=egl takes a GPU's driver, MUJOCO_GL=osmesa the package libosmesa6" * has_physics(env)
+    if cure and os.environ.get("MUJOCO_GL") == "disable":  # see `import_mujoco`
+        raise UserError(f"{env_id} cannot be rendered without OpenGL{cure}")
     try:
         image = np.asarray(env.render())
     except Exception as error:  # third-party environment, and whatever OpenGL raises
-        raise UserError(f"{env_id} cannot be rendered: {type(error).__name__}: {first_line(error)}") from error
+        fault = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"{env_id} cannot be rendered ({fault}){cure}") from error
     if image.dtype != np.uint8 or image.ndim != 3:
         raise UserError(f"{env_id}: render() gave {image.dtype} {list(image.shape)} where an image is uint8 [H, W, C]")
     return resize(image, (size[0], size[1]))

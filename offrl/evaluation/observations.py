@@ -61,7 +61,7 @@ def goals_of(goal: Any, spec: DataSpec) -> np.ndarray:
     """
     if not spec.streams or spec.goal_dim:
         return np.asarray(goal, np.float32)
-    rows, batched = as_streams(goal, spec)
+    rows, batched = as_streams(goal, spec, "the goal's")
     return rows if batched else rows[0]
 
 

@@ -36,11 +36,11 @@ def kind_of(spec: DataSpec, frames: int = 1) -> np.dtype:
     return np.dtype([*vector, *((s.name, np.uint8 if s.image else np.float32, shapes[s.name]) for s in spec.streams)])
 
 
-def as_streams(observation: Any, spec: DataSpec) -> tuple[np.ndarray, bool]:
+def as_streams(observation: Any, spec: DataSpec, whose: str = "the observation's") -> tuple[np.ndarray, bool]:
     """([B] of `kind_of`, whether it is a batch rather than one) of the dictionary that an environment gives, or of an
     array, for policies of a single image alone.
 
-    Raises UserError, naming the stream, for one that is missing, of another shape or type, or not finite.
+    Raises UserError, naming the stream of `whose`, for one that is missing, of another shape or type, or not finite.
     """
     kind = kind_of(spec)
     assert kind.names is not None
@@ -58,20 +58,20 @@ def as_streams(observation: Any, spec: DataSpec) -> tuple[np.ndarray, bool]:
     for name, part in parts.items():
         shape, image = kind[name].shape, kind[name].base == np.uint8
         if image and part.dtype != np.uint8:
-            raise UserError(f"the observation's {name} is {part.dtype}; images are uint8, 0 to 255")
+            raise UserError(f"{whose} {name} is {part.dtype}; images are uint8, 0 to 255")
         if image and part.shape[-2:] == shape[:2] and shape[-1] == 1:
             part = part[..., None]
         stream = next((s for s in spec.streams if s.name == name), None)
         sizes = [shape] + ([(*stream.recorded, shape[-1])] if stream is not None and stream.recorded else [])
         if part.shape[-len(shape) :] not in sizes or part.ndim - len(shape) not in (0, 1):
             due = " x ".join(map(str, sizes[-1]))
-            raise UserError(f"the observation's {name} has shape {list(part.shape)}; {due} is due, or a batch of those")
+            raise UserError(f"{whose} {name} has shape {list(part.shape)}; {due} is due, or a batch of those")
         if part.dtype.kind == "f" and not np.isfinite(part).all():
-            raise UserError(f"the observation's {name} holds NaN or infinity")
+            raise UserError(f"{whose} {name} holds NaN or infinity")
         batches.add(part.shape[: part.ndim - len(shape)])
         parts[name] = part
     if len(batches) > 1:
-        raise UserError(f"the observation's entries are batches of different sizes: {sorted(batches)}")
+        raise UserError(f"{whose} entries are batches of different sizes: {sorted(batches)}")
     batch = batches.pop()
     rows = np.zeros(batch or (1,), kind)
     for name, part in parts.items():

@@ -39,6 +39,7 @@ class Check:
     ties: int = 0  # rows of discrete actions that are undecided to within float32, and came out differently
     allowed: float = TOLERANCE  # for `largest`: more than TOLERANCE where float32 itself is less exact than that
     failure: str = ""
+    recorded: int = 0  # observations of the data themselves among them
 
     @property
     def passed(self) -> bool:
@@ -49,6 +50,7 @@ class Check:
         return {
             "runtime": self.runtime,
             "observations": BATCHES[0],
+            "recorded_observations": self.recorded,
             "batches": list(BATCHES),
             "tolerance": self.allowed,
             "largest_difference": self.largest,
@@ -57,23 +59,31 @@ class Check:
         }
 
 
-def check(policy: TrainedPolicy, explore: bool, runner: Runner, draws: Sequence[Draw], runtime: str) -> Check:
-    """Compare on 1,000 observations drawn around the data's mean, in batches of 1, 2 and 1,000 and far outside.
+def check(
+    policy: TrainedPolicy,
+    explore: bool,
+    runner: Runner,
+    draws: Sequence[Draw],
+    runtime: str,
+    shown: np.ndarray | None = None,
+) -> Check:
+    """Compare on 1,000 observations drawn around the data's mean, in batches of 1, 2 and 1,000 and far outside, and on
+    those that are `shown`.
 
     TOLERANCE is allowed, or ROUNDING times what the Python policy itself differs from a float64 calculation where that
     is more: sums in another order differ as much in policies that are very steep, and far out.
     """
     exact = PolicyGraph(policy, explore, torch.float64)
-    result, allowed = Check(runtime), 0.0
+    result, allowed = Check(runtime, recorded=0 if shown is None else len(shown)), 0.0
     rng = np.random.default_rng(0)
-    groups = [(n, 1.0) for n in BATCHES] + [(FAR_ROWS, scale) for scale in FAR]
+    groups = [(n, 1.0) for n in BATCHES] + [(FAR_ROWS, scale) for scale in FAR] + [(result.recorded, 0.0)]
     with torch.no_grad(), plain_products():
-        for count, scale in groups:
-            observations = _observations(policy, rng, count, scale)
+        for count, scale in groups[: len(groups) - (shown is None)]:
+            observations = shown if shown is not None and not scale else _observations(policy, rng, count, scale)
             goals = [_goals(policy, rng, count, scale)] if policy.goal_conditioned else []
             with recording() as recorded:
                 expected = answer(policy, observations.copy(), goals[0] if goals else None, explore)
-            noise = [*goals, *(x.numpy() for _, x in recorded)]
+            noise = [*(part for g in goals for part in inputs_of(g)), *(x.numpy() for _, x in recorded)]
             try:
                 output = np.asarray(runner(observations, noise))
             except Exception as error:  # whatever the runtime raises
@@ -94,14 +104,14 @@ def check(policy: TrainedPolicy, explore: bool, runner: Runner, draws: Sequence[
             else:
                 half = _half_range(policy)
                 difference = float((np.abs(output - expected) / half).max())
-                if scale > 1.0 or count == BATCHES[0]:
+                if scale != 1.0 or count == BATCHES[0]:
                     true = exact(
                         *map(torch.from_numpy, inputs_of(observations)), *(torch.from_numpy(x) for x in noise)
                     ).numpy()
                     allowed = max(TOLERANCE, ROUNDING * float((np.abs(expected - true) / half).max()))
                 if scale == 1.0:
                     result.allowed = allowed
-            if scale == 1.0:
+            if scale <= 1.0:
                 result.largest = max(result.largest, difference)
             else:
                 result.far = max(result.far, difference)
@@ -132,12 +142,7 @@ def _observations(policy: TrainedPolicy, rng: np.random.Generator, count: int, s
     """
     spec = policy.spec
     if spec.streams:
-        rows = np.zeros(count, streams.kind_of(spec, spec.frames))
-        for name in rows.dtype.names or ():
-            shape = rows[name].shape
-            images = rows[name].dtype == np.uint8
-            rows[name] = rng.integers(0, 256, shape) if images else scale * rng.normal(size=shape)
-        return rows
+        return _streams(policy, rng, count, scale, spec.frames)
     x = scale * rng.normal(size=(count, spec.observation_dim))
     if policy.mean is not None and policy.std is not None:
         x = policy.mean.numpy() + x * policy.std.numpy()
@@ -146,9 +151,23 @@ def _observations(policy: TrainedPolicy, rng: np.random.Generator, count: int, s
     return x.astype(np.float32).reshape(count, *spec.observation_shape)
 
 
+def _streams(policy: TrainedPolicy, rng: np.random.Generator, count: int, scale: float, frames: int) -> np.ndarray:
+    """[count] with a field for each stream: random bytes, and numbers around 0."""
+    rows = np.zeros(count, streams.kind_of(policy.spec, frames))
+    for name in rows.dtype.names or ():
+        shape = rows[name].shape
+        images = rows[name].dtype == np.uint8
+        rows[name] = rng.integers(0, 256, shape) if images else scale * rng.normal(size=shape)
+    return rows
+
+
 def _goals(policy: TrainedPolicy, rng: np.random.Generator, count: int, scale: float) -> np.ndarray:
-    """[count, G] float32: like observations, or, where they are not, normal at scales from 0.1 to 3."""
+    """[count, G] float32, or of several streams [count]: like observations, or, where they are not, normal at scales
+    from 0.1 to 3.
+    """
     width = policy.algorithm.spec.goal_dim
+    if policy.spec.streams and not width:
+        return _streams(policy, rng, count, scale, 1)
     if not width:
         return _observations(policy, rng, count, scale).reshape(count, -1)
     return (scale * rng.normal(size=(count, width)) * 10.0 ** rng.uniform(-1.0, 0.5, (count, 1))).astype(np.float32)

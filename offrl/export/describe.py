@@ -51,12 +51,17 @@ def description(
         inputs = inputs * (spec.observation_shape != (0,)) + [_stream(stream, spec.frames) for stream in spec.streams]
     for name, draw in zip(input_names(draws), draws, strict=True):
         shape = ["batch" if n is None else n for n in draw.shape]
-        if draw.kind == GOALS:
+        if draw.stream:
+            meaning = (
+                f"where to go: {draw.stream} as an observation has it, of one moment; the same until the goal changes"
+            )
+        elif draw.kind == GOALS:
             like = "one of achieved_goals in the data" if spec.goal_dim else "an observation"
             meaning = f"where to go, raw, like {like}; the same one until the goal changes"
         else:
             meaning = f"random numbers, {MEANING[draw.kind]}; new ones each call"
-        inputs.append({"name": name, "shape": shape, "dtype": "float32", "meaning": meaning})
+        dtype = str(draw.dtype).removeprefix("torch.")
+        inputs.append({"name": name, "shape": shape, "dtype": dtype, "meaning": meaning})
     output: dict[str, Any] = {"name": "actions", "shape": ["batch"], "dtype": "int64", "choices": spec.num_actions}
     if spec.discrete:
         first = spec.first_choice

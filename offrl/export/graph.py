@@ -43,6 +43,8 @@ class Draw:
 
     kind: str  # a key of MEANING, or GOALS
     shape: tuple[int | None, ...]  # None: the batch size
+    stream: str = ""  # of goals that are observations of several streams: which of them
+    dtype: torch.dtype = torch.float32
 
 
 @contextlib.contextmanager
@@ -150,7 +152,7 @@ def observation_names(policy: TrainedPolicy) -> list[str]:
 class PolicyGraph(nn.Module):
     """forward(observations [B, *O], *noise), or with streams forward(*streams, *noise) -> actions [B, A] in the
     environment's range, or [B] int64: what `TrainedPolicy.step` does for its first step. A policy that acts towards a
-    goal takes goals [B, G], raw, before the noise. `dtype` is what it calculates in.
+    goal takes goals [B, G], raw, or goals of each stream, before the noise. `dtype` is what it calculates in.
 
     Of a policy of chunks: actions [B, h, A], of which as many are played as its setting `action_steps` says before it
     is asked again."""
@@ -169,10 +171,6 @@ class PolicyGraph(nn.Module):
         super().__init__()
         algorithm, spec = policy.algorithm, policy.spec
         name = algorithm.config.name
-        if spec.streams and policy.goal_conditioned and not spec.goal_dim:
-            raise UserError(
-                f"a policy of {name} whose goals are images cannot be exported; policy.act(..., goal=) takes them"
-            )
         self.streams = observation_names(policy) if spec.streams else []
         vector = np.dtype((np.float32, spec.observation_shape))
         self.kind = streams.kind_of(spec, spec.frames) if spec.streams else vector
@@ -205,11 +203,8 @@ class PolicyGraph(nn.Module):
 
     def forward(self, observations: Tensor, *inputs: Tensor) -> Tensor:
         if self.streams:
-            observed = {n: x.to(self.dtype) for n, x in zip(self.streams, (observations, *inputs), strict=False)}
-            inputs = inputs[len(self.streams) - 1 :]
-            if VECTOR in observed:
-                observed[VECTOR] = self._normalise(observed[VECTOR])
-            x = self._actor.apply(ENCODER, observed)
+            first = len(self.streams) - 1
+            x, inputs = self._encode((observations, *inputs[:first])), inputs[first:]
         else:
             x = observations.to(self.dtype)
             if len(self.shape) != 1:
@@ -217,8 +212,11 @@ class PolicyGraph(nn.Module):
             x = self._normalise(x)
         carry, noise = None, inputs
         if self.aimed:
-            goals, noise = inputs[0].to(self.dtype), inputs[1:]
-            carry = self._actor.set_goal(None, goals if self.own_goals else self._normalise(goals))
+            count = len(self.streams) if self.streams and not self.own_goals else 1
+            goals, noise = inputs[0].to(self.dtype), inputs[count:]
+            if not self.own_goals:
+                goals = self._encode(inputs[:count]) if self.streams else self._normalise(goals)
+            carry = self._actor.set_goal(None, goals)
         with _handing_out([x.to(self.dtype) for x in noise]):
             if self.module is not None:
                 actions = self.module(x)
@@ -233,8 +231,26 @@ class PolicyGraph(nn.Module):
         """Observations to trace the graph with: zeros."""
         return tuple(torch.from_numpy(x) for x in inputs_of(np.zeros((count, *self.kind.shape), self.kind.base)))
 
+    def _encode(self, parts: Sequence[Tensor]) -> Tensor:
+        """The encoder's vector [B, Z] of all streams; a single frame fills its stack."""
+        observed = {}
+        for name, part in zip(self.streams, parts, strict=True):
+            x, shape = part.to(self.dtype), self.kind[name].shape
+            if x.ndim == 4 and x.shape[-1] < shape[-1]:
+                x = x.repeat(1, 1, 1, shape[-1] // x.shape[-1])
+            observed[name] = self._normalise(x) if name == VECTOR else x
+        return self._actor.apply(ENCODER, observed)
+
     def _normalise(self, x: Tensor) -> Tensor:
         return (x - self.observation_mean) / self.observation_std if self.normalised else x
+
+
+def goal_kind(policy: TrainedPolicy) -> np.dtype:
+    """The type of one goal: numbers, or where goals are observations with images a field for each stream."""
+    spec = policy.spec
+    if spec.streams and not spec.goal_dim:
+        return streams.kind_of(spec)
+    return np.dtype((np.float32, (spec.goal_dim or spec.observation_dim,)))
 
 
 def draws_of(policy: TrainedPolicy, explore: bool) -> tuple[Draw, ...]:
@@ -242,10 +258,9 @@ def draws_of(policy: TrainedPolicy, explore: bool) -> tuple[Draw, ...]:
 
     Raises Undrawable where a draw depends on the batch in another way than by one dimension of its size.
     """
-    spec, inputs = policy.spec, []
-    width = spec.goal_dim or spec.observation_dim
+    spec, inputs, kind_of_goals = policy.spec, [], goal_kind(policy)
     for batch in PROBES:
-        goals = np.zeros((batch, width), np.float32)
+        goals = np.zeros(batch, kind_of_goals)
         with recording() as draws:
             observed = streams.kind_of(spec, spec.frames)
             rows = np.zeros(batch, observed) if spec.streams else np.zeros((batch, spec.observation_dim), np.float32)
@@ -254,7 +269,12 @@ def draws_of(policy: TrainedPolicy, explore: bool) -> tuple[Draw, ...]:
     first, second = inputs
     if [(kind, len(shape)) for kind, shape in first] != [(kind, len(shape)) for kind, shape in second]:
         raise Undrawable("what it draws depends on the number of observations")
-    result = [Draw(GOALS, (None, width))] if policy.goal_conditioned else []
+    result = []
+    if policy.goal_conditioned:
+        for stream in kind_of_goals.names or ("",):
+            part = kind_of_goals[stream] if stream else kind_of_goals
+            images = part.base == np.uint8
+            result.append(Draw(GOALS, (None, *part.shape), stream, torch.uint8 if images else torch.float32))
     for (kind, a), (_, b) in zip(first, second, strict=True):
         shape = tuple(None if (m, n) == PROBES else m if m == n else -1 for m, n in zip(a, b, strict=True))
         if -1 in shape:
@@ -264,7 +284,7 @@ def draws_of(policy: TrainedPolicy, explore: bool) -> tuple[Draw, ...]:
 
 
 def input_names(draws: Sequence[Draw]) -> list[str]:
-    """The names of the inputs: `goals`, `noise`, or `noise_0`, `noise_1`, ..."""
-    goals = [GOALS for d in draws if d.kind == GOALS]
+    """The names of the inputs: `goals`, of several streams `goals_STREAM`, and `noise`, or `noise_0`, `noise_1`, ..."""
+    goals = [f"{GOALS}_{d.stream}" if d.stream else GOALS for d in draws if d.kind == GOALS]
     num_draws = len(draws) - len(goals)
     return goals + (["noise"] if num_draws == 1 else [f"noise_{i}" for i in range(num_draws)])

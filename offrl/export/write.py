@@ -18,14 +18,17 @@ import numpy as np
 import torch
 
 from offrl.errors import UserError, first_line, nearest, warn
+from offrl.evaluation import streams
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.export import OPSET, SUFFIX, card, describe
-from offrl.export.check import Check, Runner, check
+from offrl.export.check import BATCHES, Check, Runner, check
 from offrl.export.graph import GOALS, Draw, PolicyGraph, Undrawable, draws_of, input_names, inputs_of
+from offrl.ope.candidates import data_of
 from offrl.settings.field import plain_name
 from offrl.system import files as checkpoint
 
 if TYPE_CHECKING:
+    from offrl.data.dataset import Dataset
     from offrl.runs.run import SavedRun
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -79,7 +82,11 @@ def export_run(
     for folder_name in ("policies", "checkpoints"):
         if (run.dir / folder_name).resolve() in path.resolve().parents:
             raise UserError(f"out={out} is where the run keeps its own {folder_name}; choose another folder")
-    done = export_policy(policy, path, format, stochastic, opset, describe.of_run(run, replica))
+    shown = None
+    if policy.spec.streams:
+        with contextlib.suppress(UserError):  # of data that are elsewhere now
+            shown = recorded_observations(data_of([run]), policy.spec.frames)
+    done = export_policy(policy, path, format, stochastic, opset, describe.of_run(run, replica), shown)
     if out is None or Path(out).is_dir() or not Path(out).suffix:  # a folder that can become a repository
         return replace(done, card=tuple(card.write(path.parent, policy, done.metadata)))
     return done
@@ -92,13 +99,15 @@ def export_policy(
     stochastic: bool = False,
     opset: int | None = None,
     metadata: Mapping[str, Any] | None = None,
+    shown: np.ndarray | None = None,
 ) -> Exported:
     """Write `policy` to `path` and its description to the JSON file of the same name, after the file's numbers were
     compared with the policy's.
 
     format: a key of SUFFIX. stochastic: a sample of the policy's distribution, from random numbers that are inputs.
-    opset: of ONNX. metadata: what is known of the run, for the description. Raises UserError for a policy that cannot
-    be exported, a missing package, and where the numbers differ; nothing is then written.
+    opset: of ONNX. metadata: what is known of the run, for the description. shown: observations of the data, to be
+    compared on as well. Raises UserError for a policy that cannot be exported, a missing package, and where the numbers
+    differ; nothing is then written.
     """
     _known(format)
     if opset is not None and format != "onnx":
@@ -130,7 +139,7 @@ def export_policy(
         raise UserError(
             f"the policy of {name} cannot be written as {format}: {text}; another format= may do"
         ) from error
-    result = check(policy, stochastic, built.runner, draws, built.runtime)
+    result = check(policy, stochastic, built.runner, draws, built.runtime, shown)
     if not result.passed:
         raise UserError(f"{path} was not kept: {result.failure}. The exporter is at fault; another format= may do")
     size = len(built.data)
@@ -153,6 +162,16 @@ def export_policy(
         path.unlink()
         raise UserError(f"{path} did not read back as it was written and was deleted: is the disk sound?")
     return Exported(path, beside, result, description)
+
+
+def recorded_observations(dataset: Dataset, frames: int) -> np.ndarray:
+    """Observations of the data with all streams, at most `BATCHES[0]` of them at even distances, with whole stacks."""
+    rows = torch.linspace(0, len(dataset) - 1, min(BATCHES[0], len(dataset))).long()
+    shown = np.zeros(len(rows), streams.kind_of(dataset.spec, frames))
+    for name in shown.dtype.names or ():
+        store = dataset.stores.get(name)
+        shown[name] = dataset.columns["observations"][rows] if store is None else store.frames(rows, frames)
+    return shown
 
 
 def _known(format: str) -> None:
@@ -208,7 +227,7 @@ def _program(graph: PolicyGraph, draws: Sequence[Draw]) -> torch.export.Exported
     observed = graph.examples(EXAMPLE)
     free = [*({0: batch} for _ in observed[1:]), *free]
     shapes = ({0: batch}, tuple(free)) if free else ({0: batch},)
-    inputs = (torch.full([EXAMPLE if n is None else n for n in d.shape], 0.5) for d in draws)
+    inputs = (torch.full([EXAMPLE if n is None else n for n in d.shape], 0.5).to(d.dtype) for d in draws)
     examples = (*observed, *inputs)
     with _quiet():
         program = torch.export.export(graph, examples, dynamic_shapes=shapes, strict=False)

@@ -25,10 +25,13 @@ class Streams(nn.Module):
     """What makes one tensor of observations of several streams."""
 
     def __init__(self, spec: DataSpec) -> None:
+        """Raises UserError for images smaller than they are shifted."""
         super().__init__()
         assert spec.encoder is not None
         self.shift = spec.encoder.shift
         self.stacks = {s.name: (s.shape[0], s.shape[1], s.shape[2] * spec.frames) for s in spec.streams if s.image}
+        if self.shift >= (edge := min((min(s[:2]) for s in self.stacks.values()), default=self.shift + 1)):
+            raise UserError(f"encoder.shift={self.shift} leaves nothing of images of {edge} pixels; DrQ-v2 has 4 of 84")
 
     def shifted(self, observations: Mapping[str, Tensor], key: Tensor) -> dict[str, Tensor]:
         """The same observations with each image shifted by up to `shift` pixels, drawn apart for each [B, H, W, C]."""
@@ -44,7 +47,7 @@ class StreamEncoder(Streams):
     """
 
     def __init__(self, spec: DataSpec) -> None:
-        """Raises UserError for images smaller than the encoder takes."""
+        """Raises UserError for images smaller than the encoder takes, or than they are shifted."""
         super().__init__(spec)
         assert spec.encoder is not None
         images = [make_image_encoder(spec.encoder.name, shape) for shape in self.stacks.values()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes.util
 import dataclasses
 import functools
 import importlib
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 Flatten = Callable[[Any], np.ndarray]
 CONTINUING = ("PointMaze", "AntMaze")  # of them, those that take `continuing_task`
+DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 ROBOTICS = ("PointMaze", "AntMaze", "Adroit", "FrankaKitchen", "Fetch", "HandReach", "HandManipulate")
 
 
@@ -144,6 +146,17 @@ def _as_file(env_id: str) -> str:
     """
     module, _, name = env_id.rpartition(":")
     return f" The file here is named {module}.py:{name}" if module and Path(f"{module}.py").is_file() else ""
+
+
+def choose_opengl() -> None:
+    """Choose how MuJoCo draws where nobody did: EGL, or else OSMesa, on a Linux machine without a screen. To be called
+    before MuJoCo is imported.
+    """
+    if sys.platform.startswith("linux") and not os.environ.get("MUJOCO_GL") and not any(map(os.environ.get, DISPLAYS)):
+        for name, library in (("egl", "EGL"), ("osmesa", "OSMesa")):
+            if ctypes.util.find_library(library):
+                os.environ["MUJOCO_GL"] = name
+                return
 
 
 def import_mujoco() -> None:

@@ -208,7 +208,7 @@ def check_kind(algorithm_class: Any, name: str, dataset: Dataset) -> None:
         raise UserError(
             f"{name} learns from vectors, and the observations of {spec.name} are numbers of shape "
             f"{list(spec.observation_shape)}: save each as one row of {spec.observation_dim}; of images save uint8, "
-            "0 to 255, height x width x channels"
+            "0 to 255, height x width x channels: numpy.rint(255 * x).astype(numpy.uint8) of those from 0 to 1"
         )
     if spec.streams and algorithm_class.traits.observations == "vector":
         able = [n for n, c in registry.names("algo").items() if c.traits.observations == "encoded"]

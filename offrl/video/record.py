@@ -8,14 +8,11 @@ of it; the returns are compared to the scored ones."""
 from __future__ import annotations
 
 import contextlib
-import ctypes.util
 import dataclasses
 import functools
 import importlib
 import math
-import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +26,7 @@ from offrl.settings.evaluation import EvalConfig
 from offrl.settings.replicas import Replica, number
 from offrl.system.files import file_name
 from offrl.system.progress import Progress
+from offrl.tasks.environments import choose_opengl
 from offrl.tasks.task import Task
 from offrl.video.frames import (
     NoVideo,
@@ -47,12 +45,10 @@ if TYPE_CHECKING:
 
 FOLDER = "videos"
 MOST = 36  # replicas in one picture
-DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 
 
 def prepare() -> None:
-    """Choose how MuJoCo draws where nobody did: EGL, or else OSMesa, on a Linux machine without a screen. To be called
-    before MuJoCo is imported. Raises NoVideo where the packages that write a video are missing."""
+    """Choose how MuJoCo draws (`choose_opengl`). Raises NoVideo where the packages that write a video are missing."""
     for package in ("imageio", "imageio_ffmpeg", "PIL"):
         try:
             importlib.import_module(package)
@@ -66,11 +62,7 @@ def prepare() -> None:
         raise NoVideo("no ffmpeg was found: pip install 'offrl[video]', or name one in IMAGEIO_FFMPEG_EXE") from None
     if shutil.which(program) is None:
         raise NoVideo(f"the ffmpeg at {program}, which IMAGEIO_FFMPEG_EXE names, cannot be run")
-    if sys.platform.startswith("linux") and not os.environ.get("MUJOCO_GL") and not any(map(os.environ.get, DISPLAYS)):
-        for name, library in (("egl", "EGL"), ("osmesa", "OSMesa")):
-            if ctypes.util.find_library(library):
-                os.environ["MUJOCO_GL"] = name
-                return
+    choose_opengl()
 
 
 def film(

@@ -37,7 +37,7 @@ def test_convert_subset_merge_and_train_on_it(offrl: Offrl) -> None:
 def test_bad_input_is_one_line(offrl: Offrl, write: Callable[..., Path]) -> None:
     good, bad = write("good.hdf5"), write("bad.hdf5", rewards=np.full(300, np.nan, np.float32))
     for command, message in (
-        ("data", "say what to do: inspect, doctor, convert, merge, subset, label, list"),
+        ("data", "say what to do: inspect, doctor, convert, merge, subset, render, label, list"),
         ("data convret a b", "Did you mean 'convert'?"),
         ("data convert good.hdf5", "usage: offrl data convert DATASET OUT"),
         ("data convert good.hdf5 a.hdf5 b.hdf5", "3 names were given, 2 are needed"),
@@ -51,7 +51,7 @@ def test_bad_input_is_one_line(offrl: Offrl, write: Callable[..., Path]) -> None
         ("data convert bad.hdf5 x.hdf5", "'rewards' has NaN in 300 rows"),
         ("data subset good.hdf5 x.hdf5", "say what to keep"),
         ("data subset good.hdf5 x.hdf5 top=2", "top=2.0 is out of range"),
-        ("data subset good.hdf5 x.hdf5 episodes=0:0", "none in that range"),
+        ("data subset good.hdf5 x.hdf5 episodes=0:0", "and none of these"),
         ("data merge good.hdf5 x.hdf5", "usage: offrl data merge A B"),
         ("data doctor nothing-v2", "unknown dataset 'nothing-v2'"),
     ):

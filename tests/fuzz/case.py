@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.fuzz import containers, damage, drafts, drafts_minari, excerpts, records
+from tests.fuzz import containers, damage, drafts, drafts_minari, drafts_robots, excerpts, records
 from tests.fuzz.compare import difference
 from tests.fuzz.oracle import judge
 from tests.fuzz.slips import slip
@@ -35,6 +35,9 @@ ALL: dict[str, Callable[[drafts.Rng], drafts.Draft]] = {
     "padded": drafts.padded,
     "text": drafts_minari.text,
     "minari-text": drafts_minari.minari_text,
+    "lerobot": drafts_robots.lerobot,
+    "robomimic": drafts_robots.robomimic,
+    "vd4rl": drafts_robots.vd4rl,
     "written": records.written,
     "real": excerpts.real,
 }

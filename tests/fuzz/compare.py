@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
 from tests.fuzz.oracle.verdict import Truth
 
@@ -28,9 +29,23 @@ def difference(dataset: Any, truths: list[Truth]) -> str:
         problem = problem or _common(part, truth)
         if not problem and truth.complete is not None and bool(dataset.complete[number]) != truth.complete:
             problem = f"complete is {bool(dataset.complete[number])}"
+        if not problem and not _streams(dataset, truth, rows):
+            problem = "other images"
         if problem:
             return f"episode {number}: {problem}"
     return ""
+
+
+def _streams(dataset: Any, truth: Truth, rows: slice) -> bool:
+    if set(dataset.stores) != set(truth.streams):
+        return False
+    numbers = torch.arange(rows.start, rows.stop)
+    for name, due in truth.streams.items():
+        after = np.concatenate([due[1:], truth.last.get(name, due[-1])[None]])
+        for following, images in enumerate((due, after)):
+            if not np.array_equal(dataset.stores[name].frames(numbers, 1, bool(following)).numpy(), images):
+                return False
+    return True
 
 
 def _common(part: dict[str, Any], truth: Truth) -> str:

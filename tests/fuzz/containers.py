@@ -29,6 +29,14 @@ def write(draft: Draft, folder: Path, rng: Rng) -> Path:
         _parquet(path, draft.tables[""], rng)
     elif draft.container == "json":
         _json(path, draft.lines, rng)
+    elif draft.container == "lerobot":
+        (path / "meta").mkdir(parents=True)
+        (path / "meta" / "info.json").write_text(json.dumps(draft.meta))
+        (path / "meta" / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in draft.lines))
+        (path / "data" / "chunk-000").mkdir(parents=True)
+        for name, table in draft.tables.items():
+            file = path / f"data/chunk-000/episode_{int(name.removeprefix('episode_')):06d}.parquet"
+            pq.write_table(pa.table({k: arrow_array(v, True) for k, v in table.items()}), file)
     elif draft.container == "record":
         records.write(draft, path)
     else:

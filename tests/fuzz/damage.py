@@ -69,6 +69,9 @@ def structure(draft: Draft, path: Path, rng: Rng) -> str:
         return archives.change(path, rng)
     if draft.container == "parquet":
         return _parquet(path, rng)
+    if draft.container == "lerobot":
+        files = sorted(path.rglob("*.parquet"))
+        return _parquet(files[int(rng.integers(len(files)))], rng)
     if draft.container == "arrow":
         return _episodes(path / "data", rng)
     return _raw_json(path, rng)

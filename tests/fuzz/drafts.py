@@ -16,7 +16,7 @@ Rng = np.random.Generator
 class Draft:
     """What is to be written. Slips change `tables`, `meta` and `lines`."""
 
-    container: str  # hdf5 | npz | parquet | minari | arrow | json
+    container: str  # hdf5 | npz | parquet | minari | arrow | lerobot | json
     name: str  # of the file or folder
     tables: dict[str, Table] = field(default_factory=dict)  # group -> columns; "" is the file itself
     attributes: dict[str, Any] = field(default_factory=dict)

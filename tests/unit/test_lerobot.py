@@ -189,7 +189,7 @@ def test_what_is_not_there(two: Path, written: dict[str, Path]) -> None:
     assert read(two, episodes="1:2").rows == 7
     (two / "data/chunk-000/episode_000001.parquet").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     assert "git lfs pull" in refusal(two, episodes="1")
-    assert "none is 8" in refusal(two, episodes="5:9")
+    assert "has the episodes 0 to 2, and not all of these" in refusal(two, episodes="5:9")
     assert "no meta/info.json" in refusal(two / "data", format="lerobot")
 
 
@@ -216,6 +216,7 @@ def test_other_versions(two: Path, version: str, cure: str) -> None:
         ({"data_path": "data/{other}"}, "is none of episode_index, episode_chunk"),
         ({"features": []}, "features is [], where entries by name are due"),
         ({"fps": "fast"}, "fps is 'fast', where a number is due"),
+        ({"fps": float("nan")}, "fps is nan, where frames per second are due"),
     ],
 )
 def test_what_info_says_wrongly(two: Path, change: dict[str, Any], says: str) -> None:
@@ -228,6 +229,9 @@ def test_rows_that_are_not_those_of_the_episode(two: Path) -> None:
     table = pq.read_table(path)
     pq.write_table(table.slice(0, 6), path)
     assert "the 6 rows of episode 1 are not numbered 0 to 6" in refusal(two)
+    halves = table.set_column(table.column_names.index("episode_index"), "episode_index", pa.array([1.5] * 7))
+    pq.write_table(halves, path)
+    assert "the 0 rows of episode 1" in refusal(two)
     uneven = pa.array([[1.0, 2.0, 3.0]] * 6 + [[1.0]], pa.list_(pa.float32()))
     pq.write_table(table.set_column(0, "observation.state", uneven), path)
     assert "lists of different lengths" in refusal(two)
@@ -321,11 +325,34 @@ def test_images_beyond_memory(written: dict[str, Path], monkeypatch: pytest.Monk
         assert "dataset.image_size" in refusal(written["v2.1"], FRONT, image_size=size)
 
 
-def test_a_link_that_leads_out(two: Path, tmp_path: Path) -> None:
-    path = two / "data/chunk-000/episode_000000.parquet"
-    path.rename(tmp_path / "elsewhere.parquet")
-    path.symlink_to(tmp_path / "elsewhere.parquet")
-    assert "is a link that leads out of the data" in refusal(two)
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [
+        ("v2.1", "data/chunk-000/episode_000000.parquet"),
+        ("v2.1", f"videos/chunk-000/{FRONT}/episode_000001.mp4"),
+        ("v2.1", "meta/info.json"),
+        ("v2.1", "meta/episodes.jsonl"),
+        ("v2.1", "meta/tasks.jsonl"),
+        ("v3.0", "meta/episodes"),
+        ("v3.0", "meta/tasks.parquet"),
+    ],
+)
+def test_a_link_that_leads_out(written: dict[str, Path], tmp_path: Path, version: str, name: str) -> None:
+    folder = shutil.copytree(written[version], tmp_path / "arm")
+    (folder / name).rename(tmp_path / "elsewhere")
+    (folder / name).symlink_to(tmp_path / "elsewhere")
+    assert "is a link that leads out of the data" in refusal(folder, FRONT)
+
+
+def test_tasks_are_one_line(two: Path) -> None:
+    (two / "meta/tasks.jsonl").write_text(json.dumps({"task_index": 0, "task": "\x1b[2Jpick\nno faults found"}) + "\n")
+    assert read(two).metadata["tasks"] == {"0": "\\x1b[2Jpick\\nno faults found"}
+
+
+def test_an_episode_that_is_named_twice(two: Path) -> None:
+    path = two / "meta/episodes.jsonl"
+    path.write_text(2 * path.read_text())
+    assert "names an episode twice in meta" in refusal(two)
 
 
 # ----------------------------------------------------------------------------------------------------------- writing

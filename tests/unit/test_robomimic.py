@@ -163,6 +163,7 @@ PIXELS = f"data/demo_1/obs/{IMAGE}"
 FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "raw": (raw_file, "extract observations first: python -m robomimic.scripts.dataset_states_to_obs"),
     "no actions": (gone("data/demo_4/actions"), "data/demo_4 has no 'actions'"),
+    "single": (values("data/demo_4/actions", 1.0), "'data/demo_4/actions' has shape [], expected [1, 2]"),
     "no dones": (gone("data/demo_4/dones"), "data/demo_4 has no 'dones'"),
     "key": (gone("data/demo_5/obs/object"), "data/demo_5 has no 'obs/object'"),
     "rows": (values("data/demo_5/obs/object", np.zeros((2, 1))), "has shape [2, 1], expected [3, 1]"),

@@ -20,6 +20,7 @@ from offrl.data.samplers.goals import GoalSampler, Mix
 from offrl.data.samplers.transitions import TransitionSampler
 from offrl.encoding import encoded_update
 from offrl.errors import UserError
+from offrl.evaluation.observations import goals_of
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.streams import kind_of
 from offrl.settings.compose import compose
@@ -231,6 +232,8 @@ def test_a_policy_s_inputs_are_checked() -> None:
     ):
         with pytest.raises(UserError, match=text):
             acting.act(observation)
+    with pytest.raises(UserError, match=r"the goal's front has shape \[8, 8, 3\]; 16 x 16 x 3 is due"):
+        goals_of({**shown[0], "front": front[:8, :8]}, acting.spec)
     batch = acting.act({name: np.stack([part, part]) for name, part in shown[0].items()})
     acting.reset()
     np.testing.assert_allclose(batch[1], acting.act(shown[0]), atol=1e-6)
@@ -246,12 +249,27 @@ def test_a_policy_s_inputs_are_checked() -> None:
         (images().transpose(0, 3, 1, 2), r"channels first; height x width x channels are due"),
         ({"front": images() / 255.0}, r"float32 from 0 to 1; images are uint8, 0 to 255: give numpy.rint\(255 \* x\)"),
         ({"front": images().astype(np.float32)}, r"give numpy.rint\(x\).astype\(numpy.uint8\)"),
+        (
+            {"front": images()[:30], "state": np.zeros((ROWS, 1))},
+            r"'front' has 30 images for 40 rows; one for each is needed",
+        ),
+        ({"front": images()[:, :0]}, r"images of 0 x 16 pixels; at least 1 and at most 4096 an edge"),
+        ({"front": images(), "text": np.array(["a"] * ROWS)}, r"must be numbers .* they are text <U1 \[40\]"),
+        (
+            {"front": images(), "a": np.zeros((ROWS, 1)), "b": np.zeros((9, 1))},
+            r"a float64 \[40, 1\], b float64 \[9, 1\]",
+        ),
         (np.zeros((ROWS, 8, 8, 9), np.uint8), r"with 1 to 4 channels \(a stack of frames is made by dataset.frames="),
     ],
 )
 def test_images_of_other_forms_are_refused(observations: Any, text: str) -> None:
     with pytest.raises(UserError, match=text):
         data(observations=observations)
+
+
+def test_images_are_not_shifted_out_of_sight() -> None:
+    with pytest.raises(UserError, match=r"encoder.shift=16 leaves nothing of images of 16 pixels"):
+        make_algorithm(config(**{"encoder.shift": 16}), data())
 
 
 def config(**values: Any) -> TrainConfig:

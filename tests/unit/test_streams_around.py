@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -34,7 +36,7 @@ from offrl.relabel.actions import label_actions
 from offrl.relabel.bradley_terry import check_pairs
 from offrl.settings.dataset import DatasetConfig
 from offrl.tasks.entries import PIXELS, VECTOR
-from offrl.tasks.environments import flattener
+from offrl.tasks.environments import choose_opengl, flattener
 
 LENGTHS = (4, 2, 1, 5)
 ROWS = sum(LENGTHS)
@@ -232,6 +234,78 @@ def test_mistakes_of_recording_are_told_in_one_line(
     assert main(["collect", *settings.split(), "out=none"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and re.search(words, error), error
+
+
+DOT = """
+import gymnasium as gym
+import h5py
+import numpy as np
+class Dot(gym.Env):
+    observation_space, action_space = gym.spaces.Box(-9, 9, (2,)), gym.spaces.Box(-1, 1, (1,))
+    render_mode = "rgb_array"
+    def __init__(self, render_mode=None):
+        pass
+    def reset(self, seed=None, options=None):
+        return np.zeros(2), {}
+    def set_state(self, qpos, qvel):
+        assert qpos.shape == qvel.shape == (1,)
+        self.place = qpos[0]
+    def render(self):
+        return np.full((16, 16, 3), self.place, np.uint8)
+"""
+
+
+def states_file(path: Path, **changed: Any) -> Path:
+    rows = np.arange(12)
+    columns = {"observations": np.ones((12, 2)), "actions": np.zeros((12, 1)), "rewards": np.zeros(12)}
+    columns |= {"terminals": rows % 4 == 3, "infos/qpos": rows[:, None] * 20.0, "infos/qvel": rows[:, None] * 1.0}
+    with h5py.File(path, "w") as file:
+        for name, values in (columns | changed).items():
+            if values is not None:
+                file[name] = values
+    return path
+
+
+def test_recorded_states_are_rendered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "dot.py").write_text(DOT)
+    out, env = tmp_path / "x.hdf5", f"env={tmp_path}/dot.py:Dot"
+    command = ["data", "render", str(states_file(tmp_path / "a.hdf5")), str(out), "size=[8,8]", "quiet=true"]
+    assert main([*command, env]) == 0
+    dataset = load(out, ("state", PIXELS))
+    shown = dataset.stores[PIXELS].values
+    assert shown.shape == (12, 8, 8, 3) and shown[:, 0, 0, 0].tolist() == [20 * row for row in range(12)]
+    assert dataset.columns["observations"].shape == (12, 2) and not dataset.columns["successor_known"][3]
+    for changed, words, text in (
+        ({"infos/qvel": None}, [env], "holds no states of MuJoCo"),
+        ({}, [], "names no environment: say which its states are of"),
+        ({}, ["env=CartPole-v1"], "CartPole-v1 does not take the states of .*row 0"),
+        ({"infos/qpos": np.zeros((12, 2))}, [env], "does not take the states"),
+    ):
+        states_file(tmp_path / "a.hdf5", **changed)
+        capsys.readouterr()
+        assert main([*command, *words, "force=true"]) == 2
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert re.search(text, error), error
+
+
+@pytest.mark.nightly
+def test_rendered_states_are_what_the_environment_showed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "h.py").write_text(
+        "import numpy as np\ndef act(observations, rng):\n    return rng.uniform(-1, 1, (len(observations), 3))\n"
+    )
+    monkeypatch.setenv("MUJOCO_GL", os.environ.get("MUJOCO_GL", ""))  # which is put back after the test
+    choose_opengl()
+    paths = []
+    for k, more in enumerate(([], ["images=true"])):
+        words = f"collect env=Hopper-v5 policy={folder}/h.py:act episodes=1 max_steps=4 out={folder}/hop{k} quiet=true"
+        if main([*words.split(), *more]):
+            pytest.skip("nothing renders on this machine: neither EGL nor OSMesa")
+        paths += (folder / f"hop{k}").glob("*.hdf5")
+    assert main(["data", "render", str(paths[0]), str(folder / "hop.hdf5"), "quiet=true"]) == 0
+    again, shown = (load(path, (PIXELS,)).stores[PIXELS] for path in (folder / "hop.hdf5", paths[1]))
+    rows = torch.arange(4)
+    difference = again.frames(rows, 1).float() - shown.frames(rows, 1).float()
+    assert difference.abs().mean() < 0.1  # of 255: states are recorded as float32
 
 
 def test_policies_of_images_are_refused_where_there_are_none(folder: Path) -> None:

@@ -124,6 +124,7 @@ NPZ_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "reward received": ({"reward": np.ones(3)}, "'reward' of an episode's first state is not 0"),
     "no beginning": ({"is_first": np.zeros(3, bool)}, "goes on with an episode whose states before are missing"),
     "goes on": ({"discount": np.array([1.0, 0.0, 1.0])}, "row 1: discount 0 or is_terminal ends an episode"),
+    "a flag of NaN": ({"is_first": np.array([1.0, np.nan, 0.0])}, "'is_first'"),
     "flags": ({"is_first": np.array([1.0, 0.5, 0.0])}, "which is no flag"),
 }
 

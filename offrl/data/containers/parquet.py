@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,23 @@ def open_parquet(path: Path) -> Any:
         if rows != meta.num_rows:
             raise UserError(f"{path} declares {meta.num_rows:,} rows, and its row groups {rows:,}; the file is damaged")
         return file
+
+
+def read_columns(file: Any, path: Path, names: Sequence[str] | None = None) -> Any:
+    """Columns of the ParquetFile `file` of `path`, without `names` all, as a pyarrow table; read a part at a time, for
+    values that repeat take no place in the file. Raises UserError for a column that is missing.
+    """
+    import pyarrow as pa
+
+    if absent := [name for name in names or () if name not in file.schema_arrow.names]:
+        raise UserError(f"{path} has no column '{absent[0]}'; it is incomplete: get the file again")
+    batches, size = [], 0
+    with reading(path):
+        for batch in file.iter_batches(columns=names):
+            batches.append(batch)
+            size += batch.nbytes
+            refuse_growth(str(path), size, path.stat().st_size)
+        return pa.Table.from_batches(batches) if batches else file.read(columns=names)
 
 
 def arrow_values(array: Any, where: str) -> np.ndarray:
@@ -90,7 +108,7 @@ def read_table(folder: Path, kind: str) -> tuple[Any, Path]:
     tables = []
     for file in files:
         with reading(file):
-            table = open_parquet(file).read() if kind == "parquet" else _read_arrow(pa, file)
+            table = read_columns(open_parquet(file), file) if kind == "parquet" else _read_arrow(pa, file)
             table.validate(full=True)
             refuse_growth(str(file), table.nbytes, file.stat().st_size)
             tables.append(table)

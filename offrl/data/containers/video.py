@@ -126,6 +126,7 @@ def work(number: str) -> None:
             except UserError as error:
                 link.send_bytes(REFUSAL + str(error).encode()[:LONGEST])
             except Exception as error:  # whatever av raises for damage
-                text = f"cannot be decoded ({first_line(error)}); it is damaged or cut off: get it again"
+                reason = getattr(error, "strerror", None) or first_line(error)  # without the file's name
+                text = f"cannot be decoded ({reason}); it is damaged or cut off: get it again"
                 link.send_bytes(REFUSAL + text.encode()[:LONGEST])
     os._exit(0)  # whatever state a library is in

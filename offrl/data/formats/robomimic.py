@@ -65,8 +65,11 @@ class _Reader:
             )
         self.judged = "terminations" not in config.fields  # else the flags are taken as they are
         self.keys: dict[str, str] = KEYS | config.fields
-        counts = {demo: self._item(demo, self.keys["actions"]).shape for demo in self._masked(config.mask)}
-        self.lengths = {demo: shape[0] for demo, shape in counts.items() if shape and shape[0]}
+        self.lengths = {  # a single value counts as a row, for `_checked` to refuse
+            demo: count
+            for demo in self._masked(config.mask)
+            if (count := (self._item(demo, self.keys["actions"]).shape or (1,))[0])
+        }
         if not self.lengths:
             raise UserError(f"{path} holds no demonstration with a step; it is incomplete")
         rows, demos, first = sum(self.lengths.values()), len(self.lengths), next(iter(self.lengths))

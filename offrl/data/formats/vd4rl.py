@@ -122,7 +122,7 @@ class _States:
     """All states of the files, one after another."""
 
     def __init__(self, paths: Sequence[Path], path: Path, config: DatasetConfig, memory: Memory) -> None:
-        self.paths, self.kind = paths, file_type(paths[0])
+        self.paths, self.path, self.kind = paths, path, file_type(paths[0])
         image, keys = _NEEDED[self.kind][0], config.observation_keys or [PIXELS]
         if wrong := [name for name in config.fields if name in CORE]:
             raise UserError(
@@ -231,7 +231,7 @@ class _States:
         if self.kind == "npz":
             begins[heads] = True
             if "is_first" in self.numbers:
-                begins = canonical("terminations", self.numbers["is_first"], str(self.paths[0].parent))
+                begins = canonical("terminations", self.numbers["is_first"], f"{self.path}: 'is_first'")
                 absent = heads[~begins[heads]]
             else:
                 absent = heads[:0]

@@ -10,7 +10,7 @@ import numpy as np
 
 from offrl.data.dataset import ColumnSpec
 from offrl.data.raw.streams import RawImages, RawStream
-from offrl.errors import UserError, warn
+from offrl.errors import UserError, some, warn
 from offrl.tasks.entries import entries
 from offrl.tasks.task import Task
 
@@ -111,9 +111,18 @@ class RawData:
 
 
 def join_observations(values: Mapping[str, Any], keys: Sequence[str], where: str) -> np.ndarray:
-    """Dict observations as one float32 array [R, O]: their `entries`, flattened and joined."""
-    parts = [np.asarray(part) for _, part in entries(values, keys, f"{where}: the observations")]
-    return np.concatenate([p.reshape(len(p), -1).astype(np.float32, copy=False) for p in parts], axis=1)
+    """Dict observations as one float32 array [R, O]: their `entries`, flattened and joined. Raises UserError for what
+    are no numbers, and for entries of different length.
+    """
+    parts = {"/".join(path): np.asarray(part) for path, part in entries(values, keys, f"{where}: the observations")}
+    try:
+        flat = [p.reshape(len(p), -1).astype(np.float32, copy=False) for p in parts.values()]
+        return np.concatenate(flat, axis=1)
+    except (TypeError, ValueError):
+        shown = some(f"{name} {part.dtype} {list(part.shape)}" for name, part in parts.items())
+        raise UserError(
+            f"{where}: the entries of observations must be numbers with one row for each step; they are {shown}"
+        ) from None
 
 
 def sampled(rows: int) -> list[slice]:

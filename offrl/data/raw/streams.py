@@ -76,8 +76,10 @@ def check_images(images: np.ndarray, where: str) -> np.ndarray:
             f"{where}: images of shape {shape}; height x width x channels are due, with 1 to {CHANNELS[-1]} channels "
             "(a stack of frames is made by dataset.frames=, of single ones)"
         )
-    if max(shape) > EDGE:
-        raise UserError(f"{where}: images of {shape[0]} x {shape[1]} pixels; at most {EDGE} an edge are read")
+    if not 1 <= min(shape) <= max(shape) <= EDGE:
+        raise UserError(
+            f"{where}: images of {shape[0]} x {shape[1]} pixels; at least 1 and at most {EDGE} an edge are read"
+        )
     return images
 
 
@@ -93,19 +95,23 @@ class RawImages:
         """The stream of these images. known [E]: whether what followed each episode is known; stop [E]: the rows after
         their last ones.
 
-        Raises UserError where a successor inside an episode is not the next row's image, and for what are no images.
+        Raises UserError where a successor inside an episode is not the next row's image, and for what are no images,
+        or not one for each row.
         """
-        where = f"{where}: '{name}'"
+        where, rows = f"{where}: '{name}'", int(stop[-1])
         images, last = check_images(self.values, where), stop - 1
+        for values in (images, self.following):
+            if values is not None and len(values) != rows:
+                raise UserError(f"{where} has {len(values):,} images for {rows:,} rows; one for each is needed")
         finals = None if self.finals is None else check_images(self.finals, where)
         if self.following is not None:
             following = check_images(self.following, where)
             for part in chunks(len(images) - 1, 1 << 12):
-                rows = np.setdiff1d(np.arange(part.start, part.stop), last, assume_unique=True)
-                differs = (following[rows] != images[rows + 1]).reshape(len(rows), -1).any(1)
+                inside = np.setdiff1d(np.arange(part.start, part.stop), last, assume_unique=True)
+                differs = (following[inside] != images[inside + 1]).any((1, 2, 3))
                 if differs.any():
                     raise UserError(
-                        f"{where}: the image after row {int(rows[int(differs.argmax())])} is not the next row's, "
+                        f"{where}: the image after row {int(inside[int(differs.argmax())])} is not the next row's, "
                         "though no episode ends there: mark where episodes end, or leave next_observations out"
                     )
             finals = following[last]

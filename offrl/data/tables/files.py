@@ -11,7 +11,7 @@ import numpy as np
 from offrl.data.containers.file_type import file_type
 from offrl.data.containers.guard import reading, refuse_growth
 from offrl.data.containers.hdf5 import column_dtype
-from offrl.data.containers.parquet import arrow_values, open_parquet
+from offrl.data.containers.parquet import arrow_values, open_parquet, read_columns
 from offrl.data.memory import Memory
 from offrl.data.raw import BLOCK, BLOCKS, RawData, lost
 from offrl.data.tables.build import build
@@ -83,7 +83,7 @@ class ParquetTable(Tabular):
         result = {}
         for name in names:
             with reading(f"{self.where}: '{name}'"):
-                column = self.file.read(columns=[name]).column(0).combine_chunks()
+                column = read_columns(self.file, self.path, [name]).column(0).combine_chunks()
                 self._refuse_growth(name, column.nbytes)
                 if len(column) != self.file.metadata.num_rows:
                     raise UserError(

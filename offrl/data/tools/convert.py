@@ -4,7 +4,7 @@ checked by it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -78,15 +78,17 @@ def convert(
     force: bool = False,
     progress: Progress | None = None,
     fps: float | None = None,
+    change: Callable[[RawData, Memory], str] = lambda raw, memory: "converted from",
 ) -> Written:
     """Write the dataset `config` to `out` as D4RL HDF5, as a Minari or LeRobot dataset, or texts as JSON lines.
 
     What offrl loads is the same, bit for bit; of LeRobot data the columns are, which hold less.
 
     form: "auto" takes d4rl for a path that ends in .hdf5 or .h5, jsonl (texts only) for .jsonl and .jsonl.gz, lerobot
-    for .lerobot, which needs `fps`, rows per second, else minari. Raises UserError for faulty data (unless
-    `config.check` is off), for settings that change the data when they are loaded, and for what `write_data` and
-    `write_text` refuse.
+    for .lerobot, which needs `fps`, rows per second, else minari. change: adds columns, and says what was done.
+
+    Raises UserError for faulty data (unless `config.check` is off), for settings that change the data when they are
+    loaded, and for what `write_data` and `write_text` refuse.
     """
     output = _output(out, form, force, progress, fps)
     if (texts := _texts(config)) is not None:
@@ -94,7 +96,7 @@ def convert(
     with _memory(config) as memory:
         raw = read_whole(config, memory, output.form == "lerobot")
         check(raw, config)
-        return _write(raw, output, [f"converted from {_origin(raw, memory)}"], memory)
+        return _write(raw, output, [f"{change(raw, memory)} {_origin(raw, memory)}"], memory)
 
 
 def subset(

@@ -8,15 +8,16 @@ import gzip
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.oracle import arrow, columns, hdf5, jsonlines, minari, npz, rollouts
+from tests.fuzz.oracle import arrow, columns, hdf5, jsonlines, minari, npz, robots, rollouts
 from tests.fuzz.oracle.verdict import Doubts, Refused, Unknown, Verdict
 
 
 def judge(path: Path, config: dict[str, Any]) -> Verdict:
-    """The verdict on the file or folder at `path` under the settings `config` (of which it knows `fields`)."""
+    """The verdict on the file or folder at `path` under the settings `config` (of which it knows `fields` and
+    `observation_keys`)."""
     doubts = Doubts()
     try:
-        episodes = _read(path, dict(config.get("fields") or {}), doubts)
+        episodes = _read(path, dict(config.get("fields") or {}), config.get("observation_keys") or [], doubts)
     except Refused as error:
         return Verdict("refuse", str(error), None)
     except (Unknown, MemoryError) as error:
@@ -31,7 +32,9 @@ def judge(path: Path, config: dict[str, Any]) -> Verdict:
     )
 
 
-def _read(path: Path, fields: dict[str, str], doubts: Doubts) -> Any:
+def _read(path: Path, fields: dict[str, str], keys: list[str], doubts: Doubts) -> Any:
+    if path.is_dir() and robots.is_lerobot(path):
+        return robots.lerobot(path, keys, doubts)
     if path.is_dir():
         return minari.read(path, doubts)
     head = path.read_bytes()[:64]
@@ -48,19 +51,23 @@ def _read(path: Path, fields: dict[str, str], doubts: Doubts) -> Any:
             raise Refused("text by its name, another type by its content")
         return jsonlines.read(path, doubts)
     if head.startswith(b"\x89HDF\r\n\x1a\n"):
-        return _keyed(hdf5.File(path, doubts), path, fields, doubts)
+        return _keyed(hdf5.File(path, doubts), path, fields, keys, doubts)
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
-        return _keyed(npz.File(path, doubts), path, fields, doubts)
+        return _keyed(npz.File(path, doubts), path, fields, keys, doubts)
     if head.startswith(b"PAR1"):
-        return _keyed(arrow.ParquetFile(path, doubts), path, fields, doubts)
+        return _keyed(arrow.ParquetFile(path, doubts), path, fields, keys, doubts)
     raise Refused("no file of a known type")
 
 
-def _keyed(file: Any, path: Path, fields: dict[str, str], doubts: Doubts) -> Any:
+def _keyed(file: Any, path: Path, fields: dict[str, str], keys: list[str], doubts: Doubts) -> Any:
     """A file with arrays by their keys. `file` has `keys`, `get(key)` (None where there is no such key) and
     `shape(key)`.
     """
     try:
+        if robots.of_robomimic(file):
+            return robots.robomimic(file, keys, doubts)
+        if robots.of_vd4rl(file):
+            return robots.vd4rl(file, doubts)
         if rollouts.fits(file):
             return rollouts.read(file, doubts)
         if isinstance(file, hdf5.File) and rollouts.of_d3rlpy(file):

@@ -51,6 +51,8 @@ class Truth:
     terminated: bool
     successors: list[Any]  # [T], None where nobody knows it; ... where the oracle does not say
     complete: bool | None = True  # False: the data stop inside the episode; None: the oracle does not say
+    streams: dict[str, Any] = field(default_factory=dict)  # images of the rows [T, H, W, C]
+    last: dict[str, Any] = field(default_factory=dict)  # and after the last row, where that is known
 
 
 @dataclass

@@ -20,9 +20,11 @@ import pytest
 
 from offrl.data import DatasetConfig, load_dataset
 from offrl.data.containers import guard, images
+from offrl.data.containers.parquet import open_parquet, read_columns
 from offrl.data.tools.convert import convert
 from offrl.data.tools.inspect import inspect_dataset
 from offrl.errors import UserError
+from tests.support import robomimic
 from tests.support.data_files import (
     N,
     columns,
@@ -233,6 +235,33 @@ def test_parquet_whose_columns_grow_together(tmp_path: Path, small: None) -> Non
     pq.write_table(pa.table(dict.fromkeys(names, zeros)), path := tmp_path / "x.parquet", compression="zstd")
     assert 5 * path.stat().st_size < zeros.nbytes < 50_000
     assert "of memory, of which the file holds" in refused(path)
+
+
+def test_parquet_of_values_that_repeat(tmp_path: Path, small: None) -> None:
+    """A value that all rows have is in the file once, and no size of its metadata counts the rows."""
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"x": np.zeros(300_000)}), path := tmp_path / "x.parquet")
+    with pytest.raises(UserError, match=r"would take 5\d\d kB of memory"):  # of 2.4 MB: not all was read
+        read_columns(open_parquet(path), path)
+
+
+@pytest.mark.parametrize("kind", ["npz", "hdf5", "robomimic"])
+def test_images_that_grow(tmp_path: Path, small: None, kind: str) -> None:
+    frames = {"observations": np.zeros((N, 64, 64, 3), np.uint8)}
+    if kind == "npz":
+        np.savez_compressed(path := tmp_path / "x.npz", **columns() | frames)
+    elif kind == "robomimic":
+        path, zeros = robomimic.write(tmp_path / "x.hdf5", following=False), np.zeros((3, 256, 256, 3), np.uint8)
+        for demo in range(robomimic.DEMOS):
+            robomimic.change(path, f"data/demo_{demo}/obs/{robomimic.IMAGE}", zeros, compression="gzip")
+    else:
+        with h5py.File(path := tmp_path / "x.hdf5", "w") as file:
+            for key, value in (columns() | frames).items():
+                file.create_dataset(key, data=value, compression="gzip")
+    keys = [robomimic.IMAGE] if kind == "robomimic" else []
+    assert "of memory, of which the file holds" in refused(path, observation_keys=keys)
 
 
 def test_arrow_whose_batches_grow(tmp_path: Path, small: None) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from offrl.data.containers.guard import FREE, from_json, reading
-from offrl.data.containers.parquet import arrow_values, open_parquet
+from offrl.data.containers.parquet import arrow_values, open_parquet, read_columns
 from offrl.data.containers.plain_files import refuse_link, refuse_special
 from offrl.data.containers.video import EDGE, PIXELS
-from offrl.data.raw.ranges import episode_numbers
+from offrl.data.raw.ranges import numbers_of
 from offrl.errors import UserError, one_line, some
 from offrl.settings.kinds import misfit
 
@@ -89,8 +89,9 @@ class LerobotMetadata:
             path = self.root / "meta" / "tasks.parquet"
             if not path.is_file():
                 return {}
+            refuse_link(path, self.root)
             with reading(path):
-                table = open_parquet(path).read()
+                table = read_columns(open_parquet(path), path)
                 texts = next(n for n in ("task", "__index_level_0__") if n in table.column_names)
                 lines = zip(table["task_index"].to_pylist(), table[texts].to_pylist(), strict=True)
                 return {int(number): one_line(str(text)) for number, text in lines}
@@ -98,17 +99,18 @@ class LerobotMetadata:
         return {v["task_index"]: one_line(v["task"]) for v in _lines(path, _Task)} if path.is_file() else {}
 
     def episodes(self, chosen: str, videos: Sequence[str]) -> list[EpisodeFiles]:
-        """The episodes that dataset.episodes names (see `episode_numbers`; "": all), with the files of the cameras
+        """The episodes that dataset.episodes names (see `numbers_of`; "": all), with the files of the cameras
         `videos`. Raises UserError for the first file that is not there.
         """
         with reading(self.root / "meta"):
             rows = list(self._joined(videos) if self.version == "v3.0" else self._single(videos))
         known = {number: (number, *row) for number, *row in sorted(rows, key=lambda row: row[0])}
-        if not known:
-            raise UserError(f"{self.root} names no episode in meta; the dataset is incomplete: get it again")
+        if not known or len(known) < len(rows):
+            fault = "an episode twice" if known else "no episode"
+            raise UserError(f"{self.root} names {fault} in meta; the dataset is damaged: get it again")
         numbers = list(known)
         if chosen:
-            numbers = [numbers[k] for k in episode_numbers(chosen, len(known), str(self.root))]
+            numbers = [numbers[k] for k in sorted(numbers_of(chosen, len(known), "dataset.episodes", str(self.root)))]
         episodes = [EpisodeFiles(*known[number]) for number in numbers]
         missing = {p: None for e in episodes for p in (e.data, *(v for v, _ in e.videos.values())) if not p.is_file()}
         if missing:
@@ -147,10 +149,7 @@ class LerobotMetadata:
             names = ["episode_index", "length", "data/chunk_index", "data/file_index"]
             parts = ("chunk_index", "file_index", "from_timestamp")
             names += [f"videos/{v}/{part}" for v in videos for part in parts]
-            file = open_parquet(path)
-            if absent := [n for n in names if n not in file.schema_arrow.names]:
-                raise UserError(f"{path} has no column '{absent[0]}'; the dataset is incomplete: get it again")
-            table = file.read(columns=names)
+            table = read_columns(open_parquet(path), path, names)
             lists = {n: arrow_values(table[n], f"{path}: '{n}'").tolist() for n in names}
             for k, number in enumerate(lists["episode_index"]):
                 clips = {}
@@ -186,7 +185,6 @@ def load(root: Path) -> LerobotMetadata:
         raise UserError(
             f"{root} holds no LeRobot dataset (no {INFO}); name the folder that holds meta, data and videos"
         )
-    refuse_link(path, root)
     with reading(path):
         info = from_json(_text(path))
         version = str(info.get("codebase_version"))[:20] if isinstance(info, dict) else "none"
@@ -199,6 +197,8 @@ def load(root: Path) -> LerobotMetadata:
         )
     if wrong := misfit(info, _Info, "", complete=True):
         raise UserError(f"{path} is damaged: {wrong}")
+    if not 0 < info["fps"] < math.inf:
+        raise UserError(f"{path}: fps is {info['fps']}, where frames per second are due; correct it")
     return LerobotMetadata(root, version, {k: _feature(k, v, path) for k, v in info["features"].items()}, info)
 
 
@@ -230,6 +230,8 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _text(path: Path) -> str:
+    """A file of the folder meta."""
+    refuse_link(path, path.parents[1])
     refuse_special(path)
     if (size := path.stat().st_size) > FREE:
         raise UserError(f"{path} has {size:,} bytes, which no metadata have")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from offrl.data.containers.guard import reading
-from offrl.data.containers.parquet import arrow_values, open_parquet
+from offrl.data.containers.parquet import arrow_values, open_parquet, read_columns
 from offrl.data.formats.lerobot.meta import EpisodeFiles, LerobotMetadata
 from offrl.data.raw import as_vector, ends_of
 from offrl.errors import UserError
@@ -36,7 +36,8 @@ class LerobotRows:
             self.rows_of[path] = np.full(len(order), -1, np.int64)
             for k in inside:
                 episode = episodes[k]
-                rows = order[slice(*np.searchsorted(numbers, (episode.number, episode.number + 1)))]
+                first, stop = (int(np.searchsorted(numbers, episode.number, side)) for side in ("left", "right"))
+                rows = order[first:stop]
                 numbered = np.array_equal(values["frame_index"][rows], np.arange(len(rows)))
                 if not (numbered and len(rows) == episode.length > 0):
                     raise UserError(
@@ -51,11 +52,8 @@ class LerobotRows:
         self.rows = len(self.ends)
 
     def _read(self, path: Path, keys: Sequence[str]) -> dict[str, np.ndarray]:
-        file = open_parquet(path)
-        if absent := [k for k in keys if k not in file.schema_arrow.names]:
-            raise UserError(f"{path} has no column '{absent[0]}', which info.json names; get the file again")
+        table = read_columns(open_parquet(path), path, keys)
         with reading(path):
-            table = file.read(columns=list(keys))
             table.validate(full=True)
         values = {k: as_vector(arrow_values(table[k], f"{path}: '{k}'")) for k in keys}
         for k, column in values.items():

@@ -215,8 +215,9 @@ def _decode_images(table: LerobotRows, image: Feature, frames: np.ndarray) -> st
     digest, lossy = hashlib.sha256(f"{READER} {frames.shape} ".encode()), False
     for path, targets in table.rows_of.items():
         with reading(path):
-            batches = open_parquet(path).iter_batches(batch_size=64, columns=[image.name])
-            entries = (entry for batch in batches for entry in batch.column(0).to_pylist())
+            # one by one: an image that many rows share is in the file once
+            batches = open_parquet(path).iter_batches(batch_size=1, columns=[image.name])
+            entries = (entry for batch in batches for entry in batch.column(image.name).to_pylist())
             for row, (target, entry) in enumerate(zip(targets.tolist(), entries, strict=True)):
                 if target < 0:
                     continue
