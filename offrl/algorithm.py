@@ -28,8 +28,10 @@ from offrl.nn.stream_encoder import (
     ENCODER,
     EncodedBatch,
     StreamEncoder,
+    WindowEncoder,
     Z,
     encoded_spec,
+    make_encoder,
     trained_by,
     with_observations,
 )
@@ -167,13 +169,13 @@ class Algorithm(ABC, Generic[ConfigT]):
             # only their structure is used: `apply` is handed the parameters
             self.networks = self._networks()
         # what makes the vector that other modules see of the data's observations, and the module whose loss trains it
-        self.encoder: StreamEncoder | None = cast(Any, self.networks.get(ENCODER))
+        self.encoder: StreamEncoder | WindowEncoder | None = cast(Any, self.networks.get(ENCODER))
         self.encoder_module = trained_by(spec, self.networks, self.traits.goal_conditioned) if self.encoder else ""
 
     def _networks(self) -> dict[str, nn.Module]:
         """The modules, and last the encoder, so that the others' initial parameters do not depend on it."""
         modules = with_own_networks(self.config, self.modules())
-        return modules if self.data_spec.encoder is None else {**modules, ENCODER: StreamEncoder(self.data_spec)}
+        return modules if self.data_spec.encoder is None else {**modules, ENCODER: make_encoder(self.data_spec)}
 
     def _traits(self, config: ConfigT) -> Traits:
         traits = self.traits_for(config)
