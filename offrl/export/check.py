@@ -11,6 +11,7 @@ import torch
 
 from offrl.evaluation import streams
 from offrl.evaluation.evaluator import plain_products
+from offrl.evaluation.past import window_moments
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.export.graph import Draw, PolicyGraph, answer, inputs_of, recording
 from offrl.tasks.entries import VECTOR
@@ -132,18 +133,19 @@ def _observations(policy: TrainedPolicy, rng: np.random.Generator, count: int, s
     """
     spec = policy.spec
     if spec.streams:
-        rows = np.zeros(count, streams.kind_of(spec, spec.frames))
+        rows = np.zeros(count, streams.kind_of(spec, window=True))
         for name in rows.dtype.names or ():
             shape = rows[name].shape
             images = rows[name].dtype == np.uint8
             rows[name] = rng.integers(0, 256, shape) if images else scale * rng.normal(size=shape)
         return rows
-    x = scale * rng.normal(size=(count, spec.observation_dim))
-    if policy.mean is not None and policy.std is not None:
-        x = policy.mean.numpy() + x * policy.std.numpy()
+    kind, moments = streams.kind_of(spec, window=True), window_moments(spec)
+    x = scale * rng.normal(size=(count, kind.itemsize // 4))
+    if moments is not None:
+        x = moments[0] + x * moments[1]
     else:
         x *= 10.0 ** rng.uniform(-1.0, 0.5, (count, 1))
-    return x.astype(np.float32).reshape(count, *spec.observation_shape)
+    return x.astype(np.float32).reshape(count, *kind.shape)
 
 
 def _goals(policy: TrainedPolicy, rng: np.random.Generator, count: int, scale: float) -> np.ndarray:
