@@ -116,7 +116,8 @@ class DatasetConfig:
         0, "the last so many actions, oldest first, beside the observation", low=0, high=1000
     )
     action_delay: str = setting(
-        "0", "steps until an action acts: so many actions before are seen; auto: found out (docs/delay.md)"
+        "0",
+        "steps until an action acts: so many actions before are seen; auto: found out (docs/partial-observation.md)",
     )
     image_size: list[int] = setting(
         [], "images: [height,width] that they are resized to, by area; []: as they are", low=1
