@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from offrl.envs.drawn import LIMIT, DrawnEnvironment, generate
-from offrl.envs.generated import Info, register_generated
+from offrl.envs.drawn import LIMIT, NOISE, WORLDS, DrawnEnvironment
+from offrl.envs.generated import Info, raw_data, register_generated, side_by_side
 from offrl.tasks.task import Task
 
+if TYPE_CHECKING:
+    from offrl.data.raw import RawData
+
 DELAY = 3  # steps
-ROWS = 40_000  # of the data
+EPISODES = 400  # of the data
 
 
 class Delay(gym.Wrapper):
@@ -56,4 +59,29 @@ TASK = Task(
     note=f"an action acts {DELAY} steps later; 0 is uniform actions, 100 the controller that made the data, which "
     "looks ahead, without pushes",
 )
-register_generated(TASK, lambda: generate("pendulum", 0, ROWS, TASK, DELAY))
+
+
+def generate(episodes: int = EPISODES, seed: int = 0) -> RawData:
+    """Episodes of a controller that looks ahead to the state in which its torque will act, and in place of which a
+    torque is drawn anew in some steps, in some episodes (see `NOISE`) more often than in others.
+
+    Pushes that are held, as in the drawn pendulum's data, teach a policy that sees its last actions to repeat them.
+    """
+    world, draw, parts = WORLDS["pendulum"], np.random.Generator(np.random.PCG64(seed)), []
+    states, share = world.start(draw, episodes), draw.choice(NOISE, (episodes, 1))
+    waiting = [np.zeros((episodes, 1))] * DELAY
+    for _ in range(LIMIT):
+        ahead, observations = states, world.observe(states)
+        for action in waiting:
+            ahead = world.move(ahead, action)[0]
+        pushed, push = draw.random((episodes, 1)) < share, draw.uniform(-1.0, 1.0, (episodes, 1))
+        actions = np.where(pushed, push, world.control(world.observe(ahead))).astype(np.float32)
+        waiting = [*waiting, actions.astype(np.float64)]
+        states, rewards = world.move(states, waiting.pop(0))
+        after = world.observe(states)
+        parts.append({"observations": observations, "actions": actions, "rewards": rewards, "next_observations": after})
+    columns = side_by_side(parts)
+    return raw_data(columns, TASK, seed, action_low=np.float32(-1.0), action_high=np.float32(1.0))
+
+
+register_generated(TASK, generate)

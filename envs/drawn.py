@@ -230,29 +230,20 @@ for _name, (_id, _world, _observes) in IDS.items():
     )
 
 
-def generate(world: str, seed: int, rows: int, task: Task | None = None, delay: int = 0) -> RawData:
+def generate(world: str, seed: int, rows: int) -> RawData:
     """Whole episodes of at least `rows` rows of states: of a controller in place of which a push, uniform in [-1, 1],
-    is held for a while, in some episodes (see `NOISE`) more often than in others.
-
-    task: that of the data, where it is another one. delay: steps until an action acts, before the first 0 does; the
-    controller looks ahead to the state in which it will.
-    """
+    is held for a while, in some episodes (see `NOISE`) more often than in others."""
     dynamics, draw, parts = WORLDS[world], np.random.Generator(np.random.PCG64(seed)), []
     episodes = -(-rows // LIMIT)
     states, size = dynamics.start(draw, episodes), (episodes, dynamics.dims[1])
     noise, pushed, push = draw.choice(NOISE, (episodes, 1)), np.zeros((episodes, 1), bool), np.zeros(size)
-    waiting = [np.zeros(size)] * delay
     for t in range(LIMIT):
         anew = (draw.random((episodes, 1)) < 1.0 / HELD) | (t == 0)
         pushed = np.where(anew, draw.random((episodes, 1)) < noise, pushed)
         push = np.where(anew, draw.uniform(-1.0, 1.0, size), push)
         observations = dynamics.observe(states)
-        ahead = states
-        for action in waiting:
-            ahead = dynamics.move(ahead, action)[0]
-        actions = np.where(pushed, push, dynamics.control(dynamics.observe(ahead))).astype(np.float32)
-        waiting = [*waiting, actions.astype(np.float64)]
-        states, rewards = dynamics.move(states, waiting.pop(0))
+        actions = np.where(pushed, push, dynamics.control(observations)).astype(np.float32)
+        states, rewards = dynamics.move(states, actions.astype(np.float64))
         parts.append(
             {
                 "observations": observations,
@@ -263,7 +254,7 @@ def generate(world: str, seed: int, rows: int, task: Task | None = None, delay: 
         )
     return raw_data(
         side_by_side(parts),
-        task or TASKS[f"drawn-{world}-state"],
+        TASKS[f"drawn-{world}-state"],
         seed,
         action_low=np.float32(-1.0),
         action_high=np.float32(1.0),
