@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from offrl.envs.drawn import LIMIT, NOISE, WORLDS, DrawnEnvironment
+from offrl.envs.drawn import LIMIT, WORLDS, DrawnEnvironment
 from offrl.envs.generated import Info, raw_data, register_generated, side_by_side
 from offrl.tasks.task import Task
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 DELAY = 3  # steps
 EPISODES = 400  # of the data
+NOISE = (0.0, 0.1, 0.2, 0.4)  # share of the steps of an episode of the data in which a push takes the place of control
 
 
 class Delay(gym.Wrapper):
@@ -63,7 +64,7 @@ TASK = Task(
 
 def generate(episodes: int = EPISODES, seed: int = 0) -> RawData:
     """Episodes of a controller that looks ahead to the state in which its torque will act, and in place of which a
-    torque is drawn anew in some steps, in some episodes (see `NOISE`) more often than in others.
+    uniform torque acts in some steps, in some episodes (see `NOISE`) more often than in others.
 
     Pushes that are held, as in the drawn pendulum's data, teach a policy that sees its last actions to repeat them.
     """

@@ -169,7 +169,7 @@ class RandomFrictionHopper(gym.Wrapper):
     friction of the foot, uniform in 1.5 to 2.5, in the model to two digits."""
 
     def __init__(self, render_mode: str | None = None) -> None:
-        options = {"exclude_current_positions_from_observation": False, "render_mode": render_mode}
+        options: dict[str, Any] = {"exclude_current_positions_from_observation": False, "render_mode": render_mode}
         super().__init__(gym.make("Hopper-v5", **options).unwrapped)
         self.friction, robot = 2.0, self.env.unwrapped
         self.foot = robot.model.geom("foot_geom").id  # type: ignore[attr-defined]
@@ -191,7 +191,7 @@ class SafetyHalfCheetah(gym.Wrapper):
     """Gymnasium's HalfCheetah-v5 with x observed; a step faster than 3.2096 earns -100, and nothing else."""
 
     def __init__(self, render_mode: str | None = None) -> None:
-        options = {"exclude_current_positions_from_observation": False, "render_mode": render_mode}
+        options: dict[str, Any] = {"exclude_current_positions_from_observation": False, "render_mode": render_mode}
         super().__init__(gym.make("HalfCheetah-v5", **options).unwrapped)
 
     def step(self, action: Array) -> Any:

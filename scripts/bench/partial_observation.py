@@ -17,15 +17,15 @@ from offrl.statistics.intervals import mean_interval
 
 SETTINGS = {"algo.hidden": [128, 128], "algo.batch_size": 128, "eval.episodes": 20, "compile": "eager", "quiet": True}
 GRU = {"dataset.history": 4, "dataset.history_actions": 3, "encoder.name": "gru"}
+SCALE = {"dataset.reward_scale": 0.05}  # steps cost up to 30, which is much for advantages times 3
 NORMAL = {"dataset.normalize_observations": True, "eval.episodes": 10}
 # dataset -> what is seen -> settings
 VIEWS: dict[str, dict[str, dict[str, Any]]] = {
     "delayed-pendulum": {
-        "single observations": {},
-        "`history_actions=3`": {"dataset.history_actions": 3},
-        "`action_delay=auto`": {"dataset.action_delay": "auto"},
-        "`history=4`": {"dataset.history": 4},
-        "`history=4 history_actions=3 encoder=gru`": GRU,
+        "single observations": SCALE,
+        "`action_delay=auto`": {**SCALE, "dataset.action_delay": "auto"},
+        "`history=4`": {**SCALE, "dataset.history": 4},
+        "`history=4 history_actions=3 encoder=gru`": {**SCALE, **GRU},
     },
     "made-pipeline-bare": {
         "single observations": NORMAL,
