@@ -13,10 +13,13 @@ import torch
 import offrl
 from offrl import registry, rng
 from offrl.algorithm import Algorithm, stack
+from offrl.cli.main import main
+from offrl.data import load_dataset
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.goals import GoalSampler, Mix
 from offrl.data.samplers.transitions import TransitionSampler
 from offrl.data.transforms.apply import apply_transforms
+from offrl.envs.delayed import DELAY, Delay, generate, pendulum
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.export import check
@@ -26,10 +29,12 @@ from offrl.finetuning.environments import Turn
 from offrl.finetuning.transitions import Rows, columns_for, returns_of
 from offrl.ope.problem import make_problem
 from offrl.runs.record import complete, directory
+from offrl.runs.run import SavedRun
 from offrl.settings.compose import compose, parse
 from offrl.settings.dataset import DatasetConfig
 from offrl.training.setup import make_algorithm
 from offrl.training.step import Step
+from tests.support.documents import ROOT, commands
 
 LENGTH, ROWS = 6, 18  # of an episode, and of all
 ENCODED = [name for name, kind in registry.names("algo").items() if kind.traits.observations == "encoded"]
@@ -337,3 +342,44 @@ def test_a_description_with_windows_that_are_none_is_damaged() -> None:
     assert DataSpec.from_json(values) == data(history=2).spec
     with pytest.raises(UserError, match="damaged"):
         DataSpec.from_json({**values, "history": 0})
+
+
+def test_data_of_a_delayed_plant_are_what_its_environment_does() -> None:
+    env, data = pendulum(), generate(1).columns
+    env.reset(seed=0)
+    cos, sin, velocity = data["observations"][0]
+    env.unwrapped.states = np.array([[np.arctan2(sin, cos), velocity]], np.float64)  # type: ignore[attr-defined]
+    buffer = np.zeros(1, np.float32)
+    for t in range(20):  # it is not stable: rounding grows
+        buffer[:] = data["actions"][t]
+        observation, reward, *_ = env.step(buffer)
+        np.testing.assert_allclose(observation, data["next_observations"][t], atol=1e-3)
+        np.testing.assert_allclose(reward, data["rewards"][t], atol=1e-2)
+    moved = Delay(env.unwrapped, 2)
+    moved.reset(seed=1)
+    moved.step(np.ones(1, np.float32))
+    assert [float(a[0]) for a in moved.waiting] == [0.0, 1.0]
+
+
+def test_the_delayed_pendulum_s_delay_is_found() -> None:
+    dataset = load_dataset(DatasetConfig(name="delayed-pendulum", action_delay="auto", subsample=0.2))
+    assert dataset.spec.history_actions == DELAY
+    assert dataset.spec.task is not None and dataset.spec.task.env_kwargs == {"delay": DELAY}
+
+
+PAGE = [words for words in commands(ROOT / "docs" / "partial-observation.md") if words[0] == "train"]
+
+
+@pytest.mark.parametrize("words", [pytest.param(w, marks=[pytest.mark.slow][:i]) for i, w in enumerate(PAGE)])
+def test_the_page_s_commands_train(words: list[str], tmp_path: Path) -> None:
+    small = [
+        f"runs_dir={tmp_path}",
+        "steps=2",
+        "seeds=1",
+        "algo.hidden=[16]",
+        "eval.episodes=1",
+        "dataset.subsample=0.2",
+    ]
+    assert main([*words, *small, "compile=eager", "quiet=true"]) == 0
+    (run,) = tmp_path.iterdir()
+    assert SavedRun(run).spec.windowed and len(SavedRun(run).final_scores) == 1
