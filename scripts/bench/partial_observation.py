@@ -15,7 +15,7 @@ from typing import Any
 import offrl
 from offrl.statistics.intervals import mean_interval
 
-SETTINGS = {"algo.hidden": [128, 128], "algo.batch_size": 128, "eval.episodes": 20, "compile": "eager", "quiet": True}
+SETTINGS = {"eval.episodes": 20, "compile": "eager", "quiet": True}
 GRU = {"dataset.history": 4, "dataset.history_actions": 3, "encoder.name": "gru"}
 SCALE = {"dataset.reward_scale": 0.05}  # steps cost up to 30, which is much for advantages times 3
 NORMAL = {"dataset.normalize_observations": True, "eval.episodes": 10}
@@ -41,7 +41,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--dataset", choices=list(VIEWS), required=True)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=5_000)
+    parser.add_argument("--steps", type=int, default=8_000)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--algorithms", nargs="+", default=["iql"])
     options = parser.parse_args()
     print(f"{options.dataset}: {options.steps:,} updates, {options.seeds} seeds\n")
@@ -49,7 +51,14 @@ def main() -> None:
     for algorithm in options.algorithms:
         for name, view in VIEWS[options.dataset].items():
             start, runs = time.monotonic(), str(options.out / "runs")
-            settings = {"seeds": options.seeds, "steps": options.steps, "eval.every": options.steps, "runs_dir": runs}
+            settings = {
+                "algo.hidden": [options.width] * 2,
+                "algo.batch_size": options.batch_size,
+                "seeds": options.seeds,
+                "steps": options.steps,
+                "eval.every": options.steps,
+                "runs_dir": runs,
+            }
             run = offrl.train(algorithm, settings={"dataset.name": options.dataset, **SETTINGS, **settings, **view})
             mean, low, high = mean_interval([float(row["score"]) for row in run.final_scores])
             minutes = (time.monotonic() - start) / 60
