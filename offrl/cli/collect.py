@@ -35,12 +35,14 @@ def run(arguments: list[str]) -> int:
     from offrl.collect import from_policy as policies
     from offrl.collect import ogbench as goals
     from offrl.collect.config import SETS
+    from offrl.collect.near_real import near_real
     from offrl.collect.publish import Collection, table
     from offrl.collect.record import Stopped, claim, stoppable
     from offrl.runs.tables import print_columns
 
     stem = config.env.rpartition("/")[2].rpartition(":")[2].lower()
     folder = Path(config.out or Path("collected") / f"{stem}-{config.recipe or 'policy'}-s{config.seed}")
+    config = near_real(config) if config.recipe == "near-real" else config
     way = {"d4rl": d4rl, "ogbench": goals}.get(config.recipe, policies)
     world, facts = way.prepare(config)
     collection = Collection(folder, config, world, claim(folder, config, facts))
@@ -62,7 +64,7 @@ def run(arguments: list[str]) -> int:
 
 
 USAGE = """\
-usage: offrl collect env=ID recipe=d4rl|ogbench [name=value ...]
+usage: offrl collect env=ID recipe=d4rl|ogbench|near-real [name=value ...]
        offrl collect env=ID policy=PATH [name=value ...]
 
 The same command continues what was stopped. Settings and their defaults:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from offrl.settings.field import setting
 
-RECIPES = ("d4rl", "ogbench")
+RECIPES = ("d4rl", "ogbench", "near-real")
 # from bad to good, then everything seen
 SETS = ("random", "medium-replay", "medium", "medium-expert", "expert", "full-replay")
 FORMATS = ("d4rl", "minari", "both")
@@ -23,7 +23,7 @@ class CollectConfig:
         "Gymnasium id of the environment, such as Hopper-v5 (OGBench: pointmaze-medium-v0, cube-single-v0)",
         shown="ID",
     )
-    recipe: str = setting("", f"{', '.join(RECIPES)}; or give policy=", shown="d4rl|ogbench")
+    recipe: str = setting("", f"{', '.join(RECIPES)}; or give policy=", shown="d4rl|ogbench|near-real")
     policy: str = setting(
         "",
         "record from this policy: an SB3 zip, an offrl run or policy, file.py:name, package.module:name",

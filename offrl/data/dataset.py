@@ -60,6 +60,10 @@ class DataSpec:
     text: bool = False
     streams: tuple[StreamSpec, ...] = ()  # observations beside the vector, which then may be of shape (0,)
     frames: int = 1  # of images, stacked along their channels, oldest first
+    # of the vector, this far apart and oldest first, and of the actions before: what networks see is one window of both
+    history: int = 1
+    history_stride: int = 1
+    history_actions: int = 0
     encoder: EncoderConfig | None = None  # what makes one vector of vector and streams, where a run has chosen it
 
     def __post_init__(self) -> None:
@@ -68,6 +72,16 @@ class DataSpec:
     @property
     def observation_dim(self) -> int:
         return int(np.prod(self.observation_shape)) if self.observation_shape else 1
+
+    @property
+    def windowed(self) -> bool:
+        """True where networks see a window: vectors and actions of the steps before, too."""
+        return self.history > 1 or self.history_actions > 0
+
+    @property
+    def window_dim(self) -> int:
+        """Numbers of the vector that networks, or the encoder, see."""
+        return self.history * self.observation_dim + self.history_actions * self.encoded_action_dim
 
     @property
     def first_choice(self) -> int:
@@ -144,6 +158,7 @@ class DataSpec:
         }
         edges = [size for stream in spec.streams for size in stream.shape]
         edges += [1] if spec.streams and spec.observation_shape == (0,) else spec.observation_shape
+        edges += [spec.history, spec.history_stride, spec.history_actions + 1]
         if min(*edges, spec.frames, spec.action_dim, spec.num_actions + 1, spec.goal_dim + 1, 1) < 1:
             raise UserError(
                 f"{where} is damaged: it is of observations {spec.observation_shape} and {spec.action_dim} action "
@@ -325,13 +340,6 @@ class Dataset:
         if self.spec.text:
             return "text"
         return f"discrete {self.spec.num_actions}" if self.spec.discrete else f"continuous {self.spec.action_dim}"
-
-
-def refuse_streams(dataset: Dataset, reader: str, cure: str) -> None:
-    """Raise UserError where observations are more than the numbers of a vector, which is all that `reader` reads."""
-    if dataset.spec.streams:
-        names = ", ".join(stream.name for stream in dataset.spec.streams)
-        raise UserError(f"{reader} reads the numbers of observations, and {dataset.spec.name} has {names}: {cure}")
 
 
 def effective_episodes(shares: np.ndarray) -> float:

@@ -214,3 +214,16 @@ def _flat(space: Any, width: int) -> str:
         "(one-hot of choices): make the data's so, observations = "
         "numpy.stack([gymnasium.spaces.flatten(env.observation_space, o) for o in observations])"
     )
+
+
+def refuse_streams(dataset: Dataset, reader: str, cure: str) -> None:
+    """Raise UserError where observations are more than the numbers of a vector, which is all that `reader` reads."""
+    if more := seen_besides(dataset.spec):
+        raise UserError(f"{reader} reads the numbers of observations, and {dataset.spec.name} has {more}: {cure}")
+
+
+def seen_besides(spec: DataSpec) -> str:
+    """What networks see besides the numbers of single observations: the names of streams, or the window."""
+    if spec.windowed:
+        return f"windows of {spec.history} observations and {spec.history_actions} actions"
+    return ", ".join(stream.name for stream in spec.streams)

@@ -31,6 +31,13 @@ def stream_of(values: Mapping[str, Any]) -> StreamSpec:
     return StreamSpec(values["name"], tuple(values["shape"]), tuple(values.get("recorded", ())))
 
 
+def window(newest: Tensor, first: Tensor, count: int, stride: int = 1) -> Tensor:
+    """The numbers of the last `count` entries, `stride` apart and oldest first, up to `newest` [...]: [..., count]. In
+    place of those before `first` [...], where the episode begins, the first itself."""
+    back = stride * torch.arange(count - 1, -1, -1, device=newest.device)
+    return torch.maximum(newest.unsqueeze(-1) - back, first.unsqueeze(-1))
+
+
 @dataclass(frozen=True)
 class Store:
     """A stream's entries, each held once, and which of them the R rows of a dataset show.
@@ -69,6 +76,5 @@ class Store:
         entries = (self.following if following else self.entries)[rows]
         if self.values.ndim != 4 or count == 1:
             return self.values[entries]
-        back = torch.arange(count - 1, -1, -1, device=entries.device)
-        stack = self.values[torch.maximum(entries.unsqueeze(-1) - back, self.first[rows].unsqueeze(-1))]
+        stack = self.values[window(entries, self.first[rows], count)]
         return stack.movedim(-4, -2).flatten(-2)  # [..., H, W, count, C]

@@ -23,7 +23,7 @@ from offrl.errors import UserError, nearest
 from offrl.evaluation.evaluator import DISCOUNT
 from offrl.evaluation.observations import as_array, as_texts, desired_goal, goals_of
 from offrl.evaluation.predict import PredictState, numbered, own_value, predict, value_of
-from offrl.evaluation.streams import EncodingActor, moved, tensors_of
+from offrl.evaluation.streams import EncodingActor, check_offsets, moved, tensors_of
 from offrl.nn.custom.networks import factories
 from offrl.settings.field import check, marked
 from offrl.system import files as checkpoint
@@ -84,7 +84,7 @@ class TrainedPolicy:
             keys = rng.fold_in(self.state.key, -1 - torch.arange(KEYS))
             actor = self.algorithm.actor(bind(self.algorithm, state))
             self._ready = (
-                EncodingActor(actor, self.spec) if self.spec.streams else actor,
+                EncodingActor(actor, self.spec) if self.spec.streams or self.spec.windowed else actor,
                 keys if self.algorithm.traits.text else keys.to(self.device),
             )
         return self._ready
@@ -229,17 +229,14 @@ class TrainedPolicy:
         return self._other(actor.algorithm, actor.state)
 
     def normalised(self, observations: np.ndarray) -> Any:
-        """Raw observations [E, ...] as actors take them: float32 [E, O], or the dictionary of streams."""
+        """Raw observations [E, ...] as actors take them: float32 [E, O], or the dictionary of streams; the vector of
+        those who see windows, or a whole window.
+        """
         spec = self.spec
-        if spec.streams:
+        if spec.streams or spec.windowed:
             return tensors_of(observations, spec)
         obs = torch.as_tensor(np.asarray(observations, np.float32)).reshape(len(observations), spec.observation_dim)
-        for d, column in enumerate(spec.observation_columns):
-            if column.auto_offset and bool((obs[:, d].abs() > abs(column.offset) / 2).any()):
-                raise UserError(
-                    f"observation {d} lies at what {column.name} records, of which float32 merges the numbers: add "
-                    f"{column.offset:.15g} to it, in float64"
-                )
+        check_offsets(obs, spec)
         return obs if self.mean is None or self.std is None else (obs - self.mean) / self.std
 
     @property

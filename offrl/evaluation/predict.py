@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from offrl.data.fit import seen_besides
 from offrl.errors import UserError
 from offrl.evaluation.observations import as_array, desired_goal, goals_of
 from offrl.evaluation.streams import EncodingActor
@@ -153,8 +154,9 @@ def value_of(policy: TrainedPolicy, observation: Any, action: Any) -> Any:
             )
         critic: Mapping[str, Any] = policy.find_critic(policy)
         policy.state = policy.state._replace(params={**policy.state.params, **critic})
-    if spec.frames > 1:
-        raise UserError(f"a policy of {name} that sees {spec.frames} frames has no Q(s, a) of a single observation")
+    if spec.frames > 1 or spec.windowed:
+        kind = seen_besides(spec) if spec.windowed else f"{spec.frames} frames"
+        raise UserError(f"a policy of {name} that sees {kind} has no Q(s, a) of a single observation")
     rows, batched = as_array(observation, spec)
     if spec.discrete:
         start = spec.first_choice

@@ -1,15 +1,16 @@
-"""Observations of several streams on their way to a policy: arrays with a field for each stream, tensors, and stacks of
-frames.
+"""Observations of several streams on their way to a policy: arrays with a field for each stream, tensors, and
+an actor that keeps what it saw.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from offrl.actor import Actor, Carry
@@ -17,22 +18,21 @@ from offrl.data.dataset import DataSpec
 from offrl.data.raw import join_observations
 from offrl.data.raw.streams import resize
 from offrl.errors import UserError
+from offrl.evaluation.past import Past, acted, begin, push, window_moments
 from offrl.nn.stream_encoder import ENCODER
 from offrl.tasks.entries import VECTOR, entries
 
 
-class Past(NamedTuple):
-    """The carry of E episodes of a policy that sees stacks of frames."""
-
-    frames: dict[str, Tensor]  # [E, H, W, frames * C] uint8, oldest first
-    fresh: Tensor  # [E] bool: of episodes without an observation so far
-    inner: Any  # the actor's own
-
-
-def kind_of(spec: DataSpec, frames: int = 1) -> np.dtype:
-    """The type of one observation: "vector", where there is one, and a field for each stream. frames: of each image."""
-    vector = [(VECTOR, np.float32, spec.observation_shape)] * (spec.observation_shape != (0,))
-    shapes = {s.name: (*s.shape[:-1], s.shape[-1] * frames) if s.image else s.shape for s in spec.streams}
+def kind_of(spec: DataSpec, window: bool = False) -> np.dtype:
+    """The type of one observation: the vector's where it is alone, else "vector", where there is one, and a field for
+    each stream. window: as networks see it, stacks of frames and windows.
+    """
+    shape = (spec.window_dim,) if window and spec.windowed else spec.observation_shape
+    if not spec.streams:
+        return np.dtype((np.float32, shape))
+    vector = [(VECTOR, np.float32, shape)] * (shape != (0,))
+    count = spec.frames if window else 1
+    shapes = {s.name: (*s.shape[:-1], s.shape[-1] * count) if s.image else s.shape for s in spec.streams}
     return np.dtype([*vector, *((s.name, np.uint8 if s.image else np.float32, shapes[s.name]) for s in spec.streams)])
 
 
@@ -103,38 +103,34 @@ def _vector(observation: Mapping[str, Any], spec: DataSpec, batched: bool) -> np
 
 
 def tensors_of(rows: np.ndarray, spec: DataSpec) -> dict[str, Tensor]:
-    """Rows [B] as an encoder takes them, the vector normalised."""
+    """Rows [B] by stream, the vector, or a whole window of vectors and actions, normalised."""
     shapes = {s.name: s.shape for s in spec.streams}
-    names = rows.dtype.names or ()
-    out = {n: torch.from_numpy(np.ascontiguousarray(sized(rows[n], shapes.get(n, ())))) for n in names}
-    if VECTOR in out and (moments := spec.observation_moments) is not None:
-        out[VECTOR] = (out[VECTOR] - moments[0]) / moments[1]
+    parts = {n: rows[n] for n in rows.dtype.names} if rows.dtype.names else {VECTOR: rows.astype(np.float32)}
+    out = {n: torch.from_numpy(np.ascontiguousarray(sized(x, shapes.get(n, ())))) for n, x in parts.items()}
+    if VECTOR in out:
+        check_offsets(out[VECTOR], spec)
+        width = out[VECTOR].shape[-1]
+        moments = window_moments(spec) if width != spec.observation_dim else spec.observation_moments
+        if moments is not None:
+            mean, std = map(torch.from_numpy, moments)
+            out[VECTOR] = (out[VECTOR] - mean) / std
     return out
 
 
-def begin(episodes: int, spec: DataSpec, inner: Any) -> Past:
-    """The carry before the first observations."""
-    kind = kind_of(spec, spec.frames)
-    images = [s.name for s in spec.streams if s.image]
-    frames = {name: torch.zeros(episodes, *kind[name].shape, dtype=torch.uint8) for name in images}
-    return Past(frames, torch.ones(episodes, dtype=torch.bool), inner)
-
-
-def push(past: Past, observed: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Past]:
-    """(what the policy sees, the next carry): each image's stack with the newest frame [E, H, W, C] at its end; an
-    episode's first frame fills it.
-    """
-    frames = {}
-    for name, old in past.frames.items():
-        new = observed[name]
-        repeated = new.repeat(1, 1, 1, old.shape[-1] // new.shape[-1])
-        shifted = torch.cat([old[..., new.shape[-1] :], new], -1)
-        frames[name] = torch.where(past.fresh.reshape(-1, 1, 1, 1), repeated, shifted)
-    return {**observed, **frames}, past._replace(frames=frames, fresh=torch.zeros_like(past.fresh))
+def check_offsets(observations: Tensor, spec: DataSpec) -> None:
+    """Raise UserError for numbers of [E, O] that lie at what a table recorded before the reader moved them."""
+    for d, column in enumerate(spec.observation_columns):
+        if column.auto_offset and bool((observations[:, d].abs() > abs(column.offset) / 2).any()):
+            raise UserError(
+                f"observation {d} lies at what {column.name} records, of which float32 merges the numbers: add "
+                f"{column.offset:.15g} to it, in float64"
+            )
 
 
 class EncodingActor(Actor):
-    """An actor behind the encoder: observations are dictionaries of streams, of which it keeps the last frames."""
+    """An actor behind the encoder, or of windows: observations are dictionaries of streams, of which it keeps the last
+    frames, and the last vectors and actions.
+    """
 
     def __init__(self, inner: Actor, spec: DataSpec) -> None:
         super().__init__(inner.algorithm, inner.state)
@@ -151,17 +147,22 @@ class EncodingActor(Actor):
         return self.inner.actions_per_decision(steps)
 
     def encode(self, observations: Mapping[str, Tensor]) -> Tensor:
-        """The encoder's vector [E, Z] of streams; an image alone is taken for an episode's first one, and repeated."""
-        kind = kind_of(self.spec, self.spec.frames)
+        """The encoder's vector [E, Z] of streams; an image or a vector alone is taken for an episode's first
+        one, and repeated.
+        """
+        kind = kind_of(self.spec, window=True)
         stacks = {
             name: x.repeat(1, 1, 1, kind[name].shape[-1] // x.shape[-1]) if x.ndim == 4 else x
             for name, x in observations.items()
         }
-        return self.apply(ENCODER, stacks)
+        if self.spec.windowed and stacks[VECTOR].shape[-1] == self.spec.observation_dim:
+            alone = stacks[VECTOR].repeat(1, self.spec.history)
+            stacks[VECTOR] = F.pad(alone, (0, self.spec.window_dim - alone.shape[-1]))
+        return stacks[VECTOR] if self.spec.encoder is None else self.apply(ENCODER, stacks)
 
     def start(self, episodes: int) -> Carry:
         carry = self.inner.start(episodes)
-        return begin(episodes, self.spec, carry) if self.spec.frames > 1 else carry
+        return begin(episodes, self.spec, carry) if self.spec.frames > 1 or self.spec.windowed else carry
 
     def begin_anew(self, carry: Carry, mask: Tensor) -> Carry:
         if not isinstance(carry, Past):
@@ -171,9 +172,9 @@ class EncodingActor(Actor):
     def act(self, carry: Carry, observations: Any, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         if not isinstance(carry, Past):
             return self.inner.act(carry, self.encode(observations), key, explore=explore)
-        stacked, past = push(carry, observations)
+        stacked, past = push(carry, observations, self.spec)
         actions, inner = self.inner.act(past.inner, self.encode(stacked), key, explore=explore)
-        return actions, past._replace(inner=inner)
+        return actions, acted(past, actions, self.spec)._replace(inner=inner)
 
     def chunk(self, observations: Any, key: Tensor, explore: bool) -> Tensor:
         """See the chunk of actors of chunks."""

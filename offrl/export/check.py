@@ -11,6 +11,7 @@ import torch
 
 from offrl.evaluation import streams
 from offrl.evaluation.evaluator import plain_products
+from offrl.evaluation.past import window_moments
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.export.graph import Draw, PolicyGraph, answer, inputs_of, recording
 from offrl.tasks.entries import VECTOR
@@ -142,18 +143,19 @@ def _observations(policy: TrainedPolicy, rng: np.random.Generator, count: int, s
     """
     spec = policy.spec
     if spec.streams:
-        return _streams(policy, rng, count, scale, spec.frames)
-    x = scale * rng.normal(size=(count, spec.observation_dim))
-    if policy.mean is not None and policy.std is not None:
-        x = policy.mean.numpy() + x * policy.std.numpy()
+        return _streams(policy, rng, count, scale, window=True)
+    kind, moments = streams.kind_of(spec, window=True), window_moments(spec)
+    x = scale * rng.normal(size=(count, kind.itemsize // 4))
+    if moments is not None:
+        x = moments[0] + x * moments[1]
     else:
         x *= 10.0 ** rng.uniform(-1.0, 0.5, (count, 1))
-    return x.astype(np.float32).reshape(count, *spec.observation_shape)
+    return x.astype(np.float32).reshape(count, *kind.shape)
 
 
-def _streams(policy: TrainedPolicy, rng: np.random.Generator, count: int, scale: float, frames: int) -> np.ndarray:
+def _streams(policy: TrainedPolicy, rng: np.random.Generator, count: int, scale: float, window: bool) -> np.ndarray:
     """[count] with a field for each stream: random bytes, and numbers around 0."""
-    rows = np.zeros(count, streams.kind_of(policy.spec, frames))
+    rows = np.zeros(count, streams.kind_of(policy.spec, window))
     for name in rows.dtype.names or ():
         shape = rows[name].shape
         images = rows[name].dtype == np.uint8
@@ -167,7 +169,7 @@ def _goals(policy: TrainedPolicy, rng: np.random.Generator, count: int, scale: f
     """
     width = policy.algorithm.spec.goal_dim
     if policy.spec.streams and not width:
-        return _streams(policy, rng, count, scale, 1)
+        return _streams(policy, rng, count, scale, window=False)
     if not width:
         return _observations(policy, rng, count, scale).reshape(count, -1)
     return (scale * rng.normal(size=(count, width)) * 10.0 ** rng.uniform(-1.0, 0.5, (count, 1))).astype(np.float32)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from offrl.data.dataset import DataSpec
 from offrl.data.store import StreamSpec
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.export.dimensions import dimension_names, plain, units_of
@@ -47,6 +48,8 @@ def description(
             "dimensions": observations,
         }
     ]
+    if spec.windowed:
+        inputs[0] |= _window(observations, names["actions"], spec)
     if spec.streams:
         inputs = inputs * (spec.observation_shape != (0,)) + [_stream(stream, spec.frames) for stream in spec.streams]
     for name, draw in zip(input_names(draws), draws, strict=True):
@@ -113,7 +116,7 @@ def description(
     task = spec.task
     return {
         "kind": KIND,
-        "version": VERSION + bool(spec.streams),
+        "version": VERSION + bool(spec.streams or spec.windowed),
         "policy": {
             "algorithm": details.get("algorithm", algorithm.config.name),
             "acts": "a sample of its distribution" if stochastic else "its greedy action",
@@ -155,6 +158,37 @@ def _stream(stream: StreamSpec, frames: int) -> dict[str, Any]:
     if stream.recorded:
         entry["resize"] = {"from": list(stream.recorded), "to": [height, width], "method": "area"}
     return entry
+
+
+def _window(
+    observations: Sequence[Mapping[str, Any]], actions: Mapping[int, Mapping[str, Any]], spec: DataSpec
+) -> dict[str, Any]:
+    """What an input says of its window: observations and actions of the steps before, one after another."""
+    lags = [spec.history_stride * i for i in range(spec.history - 1, -1, -1)]
+    dimensions = [{**entry, "steps_back": lag} for lag in lags for entry in observations]
+    dimensions += [
+        {**actions.get(i, {}), ("choice" if spec.discrete else "action"): i, "steps_back": lag}
+        for lag in range(spec.history_actions, 0, -1)
+        for i in range(spec.encoded_action_dim)
+    ]
+    window: dict[str, Any] = {
+        "observations": spec.history,
+        "stride": spec.history_stride,
+        "actions": spec.history_actions,
+        "order": "observations, oldest first, then actions, oldest first",
+        "at_start": "repeat the first observation",
+    }
+    if spec.history_actions and spec.discrete:
+        window["at_start"] += "; actions are 1 for the choice, else 0, and all 0 before the first"
+    elif spec.history_actions:
+        low, high = spec.action_bounds
+        window["at_start"] += "; actions before the first are the middle of their range"
+        window["action_at_start"] = [plain(x) for x in (low + high) / 2]
+    return {
+        "shape": ["batch", spec.window_dim],
+        "window": window,
+        "dimensions": [{**entry, "index": i} for i, entry in enumerate(dimensions)],
+    }
 
 
 def of_run(run: SavedRun, replica: Replica) -> dict[str, Any]:

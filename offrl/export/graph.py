@@ -22,6 +22,7 @@ from offrl import rng
 from offrl.actor import BoundParams, bind
 from offrl.errors import UserError
 from offrl.evaluation import streams
+from offrl.evaluation.past import window_moments
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.predict import numbered
 from offrl.nn.stream_encoder import ENCODER
@@ -130,7 +131,7 @@ def chunked(policy: TrainedPolicy) -> bool:
 
 def answer(policy: TrainedPolicy, observations: np.ndarray, goals: np.ndarray | None, explore: bool) -> np.ndarray:
     """What an exported file gives, by the policy itself: its first actions [B, A] or [B], or of a policy of chunks
-    those [B, h, A]. Of images observations hold whole stacks of frames.
+    those [B, h, A]. Of images observations hold whole stacks of frames, and of windows these.
     """
     if chunked(policy):
         return policy.chunk(observations, explore)
@@ -151,8 +152,9 @@ def observation_names(policy: TrainedPolicy) -> list[str]:
 
 class PolicyGraph(nn.Module):
     """forward(observations [B, *O], *noise), or with streams forward(*streams, *noise) -> actions [B, A] in the
-    environment's range, or [B] int64: what `TrainedPolicy.step` does for its first step. A policy that acts towards a
-    goal takes goals [B, G], raw, or goals of each stream, before the noise. `dtype` is what it calculates in.
+    environment's range, or [B] int64: what `TrainedPolicy.step` does for its first step. A policy that sees windows
+    takes them in place of observations. One that acts towards a goal takes goals [B, G], raw, or goals of each stream,
+    before the noise. `dtype` is what it calculates in.
 
     Of a policy of chunks: actions [B, h, A], of which as many are played as its setting `action_steps` says before it
     is asked again."""
@@ -172,9 +174,9 @@ class PolicyGraph(nn.Module):
         algorithm, spec = policy.algorithm, policy.spec
         name = algorithm.config.name
         self.streams = observation_names(policy) if spec.streams else []
-        vector = np.dtype((np.float32, spec.observation_shape))
-        self.kind = streams.kind_of(spec, spec.frames) if spec.streams else vector
+        self.kind = streams.kind_of(spec, window=True)
         self.dtype, self.explore, self.discrete, self.first_choice = dtype, explore, spec.discrete, spec.first_choice
+        self.encoded = spec.encoder is not None
         self.shape = tuple(spec.observation_shape)
         self.size = spec.observation_dim
         state = bind(algorithm, pytree.tree_map(lambda x: x.to(dtype) if x.is_floating_point() else x, policy.state))
@@ -192,10 +194,11 @@ class PolicyGraph(nn.Module):
         self.module = graph_module
         bound = {name: params.module for name, params in state.params.items() if isinstance(params, BoundParams)}
         self.nets = nn.ModuleDict(bound if graph_module is None else {})
-        if policy.mean is not None and policy.std is not None:
-            self.register_buffer("observation_mean", policy.mean.to(dtype))
-            self.register_buffer("observation_std", policy.std.to(dtype))
-        self.normalised = policy.mean is not None and policy.std is not None
+        moments = window_moments(spec)
+        if moments is not None:
+            self.register_buffer("observation_mean", torch.from_numpy(moments[0]).to(dtype))
+            self.register_buffer("observation_std", torch.from_numpy(moments[1]).to(dtype))
+        self.normalised = moments is not None
         if not self.discrete:
             self.register_buffer("action_low", torch.from_numpy(policy.low).to(dtype))
             self.register_buffer("action_high", torch.from_numpy(policy.high).to(dtype))
@@ -210,6 +213,8 @@ class PolicyGraph(nn.Module):
             if len(self.shape) != 1:
                 x = x.reshape(-1, self.size)
             x = self._normalise(x)
+            if self.encoded:
+                x = self._actor.apply(ENCODER, {VECTOR: x})
         carry, noise = None, inputs
         if self.aimed:
             count = len(self.streams) if self.streams and not self.own_goals else 1
@@ -262,9 +267,8 @@ def draws_of(policy: TrainedPolicy, explore: bool) -> tuple[Draw, ...]:
     for batch in PROBES:
         goals = np.zeros(batch, kind_of_goals)
         with recording() as draws:
-            observed = streams.kind_of(spec, spec.frames)
-            rows = np.zeros(batch, observed) if spec.streams else np.zeros((batch, spec.observation_dim), np.float32)
-            answer(policy, rows, goals, explore)
+            observed = streams.kind_of(spec, window=True)
+            answer(policy, np.zeros((batch, *observed.shape), observed.base), goals, explore)
         inputs.append([(kind, tuple(x.shape)) for kind, x in draws])
     first, second = inputs
     if [(kind, len(shape)) for kind, shape in first] != [(kind, len(shape)) for kind, shape in second]:

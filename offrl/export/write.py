@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from offrl.data.history import history_of
 from offrl.errors import UserError, first_line, nearest, warn
 from offrl.evaluation import streams
 from offrl.evaluation.policy import TrainedPolicy
@@ -85,7 +86,7 @@ def export_run(
     shown = None
     if policy.spec.streams:
         with contextlib.suppress(UserError):  # of data that are elsewhere now
-            shown = recorded_observations(data_of([run]), policy.spec.frames)
+            shown = recorded_observations(data_of([run]))
     done = export_policy(policy, path, format, stochastic, opset, describe.of_run(run, replica), shown)
     if out is None or Path(out).is_dir() or not Path(out).suffix:  # a folder that can become a repository
         return replace(done, card=tuple(card.write(path.parent, policy, done.metadata)))
@@ -164,13 +165,18 @@ def export_policy(
     return Exported(path, beside, result, description)
 
 
-def recorded_observations(dataset: Dataset, frames: int) -> np.ndarray:
-    """Observations of the data with all streams, at most `BATCHES[0]` of them at even distances, with whole stacks."""
+def recorded_observations(dataset: Dataset) -> np.ndarray:
+    """Observations of the data with all streams, at most `BATCHES[0]` of them at even distances, with whole stacks and
+    windows.
+    """
     rows = torch.linspace(0, len(dataset) - 1, min(BATCHES[0], len(dataset))).long()
-    shown = np.zeros(len(rows), streams.kind_of(dataset.spec, frames))
+    shown, history = np.zeros(len(rows), streams.kind_of(dataset.spec, window=True)), history_of(dataset, None)
+    vectors = dataset.columns["observations"][rows]
+    if history is not None:
+        vectors = history.windows(vectors, rows)
     for name in shown.dtype.names or ():
         store = dataset.stores.get(name)
-        shown[name] = dataset.columns["observations"][rows] if store is None else store.frames(rows, frames)
+        shown[name] = vectors if store is None else store.frames(rows, dataset.spec.frames)
     return shown
 
 

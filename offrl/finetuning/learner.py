@@ -96,10 +96,10 @@ class Learner(LocalEngine):
         noise: None: the policy explores in its own way; else see `FinetuneConfig.noise`. begun [N, E]: episodes that
         are at their start. A second call for the same t acts from the same memory.
         """
-        acting, spec, streams = self._acting(), self.algorithm.spec, self.algorithm.data_spec.streams
+        acting, spec, encoded = self._acting(), self.algorithm.spec, self.algorithm.encoder is not None
         if t != self._acted:
             self._before, self._acted = self._after, t
-        if streams:
+        if encoded:
             obs: Any = pytree.tree_map(lambda x: x.to(self.device), observations)
         else:
             obs = torch.tensor(observations, dtype=torch.float32, device=self.device)
@@ -111,7 +111,7 @@ class Learner(LocalEngine):
             for name, value in values.items():
                 object.__setattr__(self._own.config, name, value)
             actor = self._own.actor(state)
-            if streams:
+            if encoded:
                 obs = actor.apply(ENCODER, obs)
             carry = None if carry == () else actor.begin_anew(carry, fresh)
             actions, carry = actor.act(carry, obs, key, explore=noise is None)

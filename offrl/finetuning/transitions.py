@@ -21,8 +21,10 @@ from offrl.data.samplers.transitions import AT_END, FOLLOWING, SPAN, STEP_REWARD
 from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
 from offrl.evaluation import streams
+from offrl.evaluation.past import acted, begin, push
 from offrl.finetuning.environments import Turn
 from offrl.finetuning.replay_buffer import Column
+from offrl.tasks.entries import VECTOR
 
 Row = dict[str, Any]
 LATE = ("next_actions", "returns_to_go")  # columns that a row gets from the rest of its episode
@@ -60,11 +62,12 @@ def columns_for(spec: DataSpec, sampler: Any, name: str) -> dict[str, Column]:
 
 
 def _observation(name: str, spec: DataSpec) -> dict[str, Column]:
+    kind = streams.kind_of(spec, window=True)
     if not spec.streams:
-        return {name: (tuple(spec.observation_shape), torch.float32)}
-    fields = (streams.kind_of(spec, spec.frames).fields or {}).items()
+        return {f"{name}/{VECTOR}" * (spec.encoder is not None) or name: (kind.shape, torch.float32)}
+    fields = (kind.fields or {}).items()
     kinds = {np.dtype(np.uint8): torch.uint8, np.dtype(np.float32): torch.float32}
-    return {f"{name}/{field}": (kind.shape, kinds[kind.base]) for field, (kind, *_) in fields}
+    return {f"{name}/{field}": (part.shape, kinds[part.base]) for field, (part, *_) in fields}
 
 
 def normal(spec: DataSpec, observations: np.ndarray) -> np.ndarray:
@@ -171,7 +174,8 @@ class Rows:
         self.owner = np.repeat(np.arange(replicas), envs)
         self.whole, self.following = "returns_to_go" in columns, "next_actions" in columns
         self.waiting: list[list[dict[str, Any]]] = [[] for _ in self.owner]  # the rows of each running episode
-        self.past = streams.begin(len(self.owner), spec, None) if spec.streams else None  # their frames so far
+        several = bool(spec.streams) or spec.windowed
+        self.past = begin(len(self.owner), spec, None) if several else None  # what they saw so far
 
     def observed(self, observations: np.ndarray) -> np.ndarray | dict[str, Tensor]:
         """Observations [K, ...] of the environments as the encoder or the algorithm takes them: of several streams by
@@ -179,20 +183,31 @@ class Rows:
         """
         if self.past is None:
             return normal(self.spec, observations)
-        return streams.push(self.past, streams.tensors_of(observations, self.spec))[0]
+        visible = push(self.past, streams.tensors_of(observations, self.spec), self.spec)[0]
+        return visible if self.spec.streams or self.spec.encoder is not None else visible[VECTOR].numpy()
 
     def _observations(self, turn: Turn) -> dict[str, np.ndarray]:
         """The columns of observations and their successors."""
         if self.past is None:
             parts = turn.observations, turn.next_observations
             return dict(zip(("observations", "next_observations"), (normal(self.spec, x) for x in parts), strict=True))
-        before, past = streams.push(self.past, streams.tensors_of(turn.observations, self.spec))
-        after = streams.push(past, streams.tensors_of(turn.next_observations, self.spec))[0]
+        before, past = push(self.past, streams.tensors_of(turn.observations, self.spec), self.spec)
+        past = acted(past, torch.from_numpy(turn.actions), self.spec)
+        after = push(past, streams.tensors_of(turn.next_observations, self.spec), self.spec)[0]
         valid, over = torch.from_numpy(turn.valid), torch.from_numpy(turn.over)
-        frames = {n: torch.where(valid.reshape(-1, 1, 1, 1), x, self.past.frames[n]) for n, x in past.frames.items()}
-        self.past = past._replace(frames=frames, fresh=self.past.fresh & ~valid | over)
+
+        def kept(new: Tensor, old: Tensor) -> Tensor:
+            return torch.where(valid.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+        frames = {name: kept(x, self.past.frames[name]) for name, x in past.frames.items()}
+        actions = kept(past.actions, self.past.actions)
+        self.past = past._replace(frames=frames, actions=actions, fresh=self.past.fresh & ~valid | over)
         pairs = {"observations": before, "next_observations": after}.items()
-        return {f"{column}/{name}": x.numpy() for column, parts in pairs for name, x in parts.items()}
+        return {
+            name if name in self.single else f"{name}/{stream}": x.numpy()
+            for name, parts in pairs
+            for stream, x in parts.items()
+        }
 
     def take(self, turn: Turn) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """(whose [R], rows [R, ...]): what is known completely now, in order."""

@@ -17,7 +17,7 @@ from offrl.errors import UserError
 from offrl.nn.custom.networks import with_own_networks
 from offrl.nn.ensemble import Pairs
 from offrl.nn.mlp import Layers
-from offrl.nn.stream_encoder import ENCODER, OWN, StreamEncoder, Streams
+from offrl.nn.stream_encoder import ENCODER, OWN, StreamEncoder, Streams, make_encoder
 from offrl.optim import Params
 from offrl.tasks.entries import VECTOR
 
@@ -29,7 +29,7 @@ class RawStreams(Streams):
 
     def __init__(self, spec: DataSpec) -> None:
         super().__init__(spec)
-        vector = {VECTOR: spec.observation_shape} if spec.observation_dim else {}
+        vector = {VECTOR: (spec.window_dim,)} if spec.window_dim else {}
         self.shapes = vector | {s.name: self.stacks.get(s.name, s.shape) for s in spec.streams}
         self.sizes = [math.prod(shape) for shape in self.shapes.values()]
 
@@ -82,7 +82,9 @@ def _side_by_side(spec: DataSpec, count: int) -> DataSpec:
     return replace(
         spec,
         frames=spec.frames * count,
-        observation_shape=(spec.observation_dim * count,),
+        observation_shape=(spec.window_dim * count,),
+        history=1,
+        history_actions=0,
         streams=tuple(s if s.image else replace(s, shape=(math.prod(s.shape) * count,)) for s in spec.streams),
         encoder=replace(spec.encoder, width=spec.encoder.width * count),
     )
@@ -110,7 +112,7 @@ def with_encoders(builder: Builder, modules: Mapping[str, nn.Module]) -> dict[st
     spec = builder.data_spec
     assert spec.encoder is not None
     if spec.encoder.trained_by != OWN:
-        return {**modules, ENCODER: StreamEncoder(spec)}
+        return {**modules, ENCODER: make_encoder(spec)}
     if spec.encoder.learning_rate is not None:
         raise UserError("encoder.learning_rate= is of one encoder for all networks: not with encoder.trained_by=own")
     builder.spec = replace(builder.spec, observation_shape=(spec.encoder.width + 1,))

@@ -9,12 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from offrl import rng
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError, nearest
 from offrl.nn.encoders import make_image_encoder, random_shift
+from offrl.nn.recurrent import GRU
+from offrl.tasks.entries import VECTOR
 
 ENCODER = "encoder"  # the module before the others
 OWN = "own"  # `encoder.trained_by`: each network trains an encoder of its own
@@ -53,7 +56,7 @@ class StreamEncoder(Streams):
         images = [make_image_encoder(spec.encoder.name, shape) for shape in self.stacks.values()]
         self.images = nn.ModuleList(images)
         width = sum(module.features for module in images)
-        width += sum(math.prod(s.shape) for s in spec.streams if not s.image) + spec.observation_dim
+        width += sum(math.prod(s.shape) for s in spec.streams if not s.image) + spec.window_dim
         self.trunk = nn.Sequential(nn.Linear(width, spec.encoder.width), nn.LayerNorm(spec.encoder.width), nn.Tanh())
 
     def forward(self, observations: Mapping[str, Tensor]) -> Tensor:
@@ -61,6 +64,40 @@ class StreamEncoder(Streams):
         parts = [module(observations[name]) for name, module in zip(self.stacks, self.images, strict=True)]
         parts += [x for name, x in observations.items() if name not in self.stacks]
         return self.trunk(torch.cat(parts, -1))
+
+
+class WindowEncoder(Streams):
+    """z = tanh(LayerNorm(W [o_t, h])) of a window: h is the state of a GRU over its steps, each an observation and the
+    action before it, as in recurrent model-free learning (Ni et al., arXiv 2110.05038). Of the longer of observations
+    and actions the oldest steps lack the other, which is 0 there.
+    """
+
+    def __init__(self, spec: DataSpec) -> None:
+        super().__init__(spec)
+        assert spec.encoder is not None
+        width, self.numbers, self.actions = spec.encoder.width, spec.observation_dim, spec.encoded_action_dim
+        self.history = spec.history
+        self.gru = GRU(self.numbers + self.actions * (spec.history_actions > 0), width)
+        self.trunk = nn.Sequential(nn.Linear(self.numbers + width, width), nn.LayerNorm(width), nn.Tanh())
+
+    def forward(self, observations: Mapping[str, Tensor]) -> Tensor:
+        """{"vector": [..., W]} -> [..., width]."""
+        numbers = observations[VECTOR]
+        split = self.history * self.numbers
+        steps = numbers[..., :split].unflatten(-1, (self.history, self.numbers))
+        newest = steps[..., -1, :]
+        if numbers.shape[-1] > split:
+            actions = numbers[..., split:].unflatten(-1, (-1, self.actions))
+            count = max(self.history, actions.shape[-2])
+            parts = (F.pad(x, (0, 0, count - x.shape[-2], 0)) for x in (steps, actions))
+            steps = torch.cat(list(parts), -1)
+        h = self.gru(steps.flatten(0, -3)).unflatten(0, steps.shape[:-2])
+        return self.trunk(torch.cat([newest, h], -1))
+
+
+def make_encoder(spec: DataSpec) -> Streams:
+    """The encoder of `spec.encoder` for these observations."""
+    return StreamEncoder(spec) if spec.streams else WindowEncoder(spec)
 
 
 @dataclass(frozen=True)
@@ -73,17 +110,22 @@ class EncodedBatch:
 
 
 def encoded_spec(spec: DataSpec) -> DataSpec:
-    """The specification as modules behind the encoder see it: its vector is the observation; `spec` without one."""
-    if spec.encoder is None:
+    """The specification as modules see it: the encoder's vector, or the window, is the observation; `spec` without
+    them.
+    """
+    if spec.encoder is None and not spec.windowed:
         return spec
     return replace(
         spec,
-        observation_shape=(spec.encoder.width,),
+        observation_shape=(spec.window_dim if spec.encoder is None else spec.encoder.width,),
         observation_columns=(),
         observation_mean=None,
         observation_std=None,
         streams=(),
         frames=1,
+        history=1,
+        history_stride=1,
+        history_actions=0,
         encoder=None,
     )
 

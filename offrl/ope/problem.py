@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offrl.data.dataset import Dataset, DataSpec, refuse_streams
-from offrl.data.fit import check_columns
+from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.fit import check_columns, refuse_streams, seen_besides
 from offrl.data.memory import free_bytes
 from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
@@ -161,9 +161,9 @@ def check_fit(name: str, policy: Any, dataset: Dataset, explore: bool) -> None:
     if (trained := getattr(getattr(policy, "algorithm", None), "data_spec", None)) is None:
         return
     spec = dataset.spec
-    if trained.streams:
+    if more := seen_besides(trained):
         raise UserError(
-            f"candidate {name} sees {', '.join(s.name for s in trained.streams)}, and off-policy evaluation reads the "
+            f"candidate {name} sees {more}, and off-policy evaluation reads the "
             "numbers of observations: play it instead, offrl evaluate RUN"
         )
     sizes = [

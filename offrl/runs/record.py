@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 CONFIG, SCORES, CURVE, GRID = "config.yaml", "scores.csv", "learning_curve.png", "grid.png"
 RESTORE = "restore the file that offrl wrote, or choose another name="
 LATER = (
-    "frames",
+    *DatasetConfig.VIEW,
     "image_size",
     "episodes",
     "mask",

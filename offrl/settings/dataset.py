@@ -71,6 +71,9 @@ class DatasetConfig:
         "augment_dims",
     )
 
+    # What networks see of observations, rather than what is in the data.
+    VIEW: ClassVar[tuple[str, ...]] = ("frames", "history", "history_stride", "history_actions", "action_delay")
+
     # Those of them that decide what the data are, and not only how an algorithm is to see them: estimates of values
     # keep to these.
     CONTENT: ClassVar[tuple[str, ...]] = TRANSFORMS[: TRANSFORMS.index("terminated_only")]
@@ -108,6 +111,15 @@ class DatasetConfig:
         [], "Dict observations: the entries that are used, in order; []: all numbers, sorted, or the only image"
     )
     frames: int = setting(1, "images: the last so many, stacked along their channels", low=1)
+    history: int = setting(1, "vectors: the last so many, oldest first, in place of the newest", low=1, high=1000)
+    history_stride: int = setting(1, "steps from one of them to the next", low=1, high=1000)
+    history_actions: int = setting(
+        0, "the last so many actions, oldest first, beside the observation", low=0, high=1000
+    )
+    action_delay: str = setting(
+        "0",
+        "steps until an action acts: so many actions before are seen; auto: found out (docs/partial-observation.md)",
+    )
     image_size: list[int] = setting(
         [], "images: [height,width] that they are resized to, by area; []: as they are", low=1
     )

@@ -1,4 +1,4 @@
-"""The settings of the encoder that stands before an algorithm where observations are images or several streams.
+"""The settings of the encoder that stands before an algorithm where observations are images, streams or windows.
 Imports no torch.
 """
 
@@ -18,7 +18,7 @@ class EncoderConfig:
     name: str = setting(
         "auto",
         "drq, impala, impala_small, impala_large, resnet18, dreamer, or file.py:NAME, a function of the image's shape "
-        "[H,W,C]; auto: drq; also written encoder=NAME",
+        "[H,W,C]; of windows (dataset.history) stack or gru; auto: drq or stack; also written encoder=NAME",
     )
     width: int = setting(50, "numbers that networks see of an observation", low=1)
     trained_by: str = setting(

@@ -16,11 +16,12 @@ import torch
 from offrl import registry
 from offrl.algorithm import Algorithm, TrainState
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.fit import check_fit, settled
+from offrl.data.fit import check_fit, seen_besides, settled
 from offrl.data.samplers.prefetch import Prefetcher
 from offrl.encoding import set_spec
-from offrl.errors import UserError, warn
+from offrl.errors import UserError, nearest, warn
 from offrl.evaluation.evaluator import Evaluator
+from offrl.nn.encoders import IMAGE_ENCODERS
 from offrl.nn.stream_encoder import ENCODER, OWN
 from offrl.runs import record as runs
 from offrl.settings.encoder import EncoderConfig
@@ -35,6 +36,9 @@ from offrl.training.engine import LocalEngine, Plan
 from offrl.training.execution import CPU_GROUP, Execution, try_update
 from offrl.training.run.clock import RunClock
 from offrl.training.workers import Engine, WorkerEngine, WorkersUnavailable, shares
+
+WINDOW_ENCODERS = ("stack", "gru")
+OWN_WINDOWS = ("history", "context")  # settings of algorithms that look back by themselves
 
 
 @dataclass(frozen=True)
@@ -156,11 +160,11 @@ def make_algorithm(config: TrainConfig, dataset: Dataset, pretrained: Mapping[st
         )
     algorithm: Algorithm = algorithm_class(config.algo, with_encoder(config, dataset.spec), pretrained)
     if algorithm.encoder is not None and (settings := algorithm.data_spec.encoder) is not None:
-        names = ", ".join(stream.name for stream in dataset.spec.streams)
         start = f", from {config.encoder.pretrained}" if config.encoder.pretrained else ""
         module = algorithm.encoder_module
         trained = {OWN: "one inside each network", "": "not trained"}.get(module, f"trained by the loss of '{module}'")
-        algorithm.runtime.notes = (f"observations have {names}: encoder={settings.name}{start}, {trained}",)
+        text = f"encoder={settings.name}{start}, {trained}"
+        algorithm.runtime.notes = (f"observations have {seen_besides(dataset.spec)}: {text}",)
     if (n_step := getattr(config.algo, "n_step", 1)) > 1:
         check_n_step(config.algo, getattr(algorithm.sampler(), "n_step", 1) == n_step)
     check_stitching(config.algo, algorithm, dataset)
@@ -178,13 +182,22 @@ def with_encoder(config: TrainConfig, spec: DataSpec) -> DataSpec:
     """The specification with the encoder that the run is to have; as it is where observations are one vector. Raises
     UserError for an encoder that nothing needs."""
     settings = config.encoder
-    if not spec.streams:
+    if not spec.streams and not spec.windowed:
         if settings != EncoderConfig():
+            of_windows = "" if settings.name not in WINDOW_ENCODERS else ", or say dataset.history=n for it to read"
             raise UserError(
                 f"encoder={settings.name}: the observations of {spec.name} are a vector, which needs no encoder; leave "
-                "it out"
+                f"it out{of_windows}"
             )
         return spec
+    if not spec.streams:
+        return with_window_encoder(settings, spec)
+    if settings.name in WINDOW_ENCODERS:
+        raise UserError(
+            f"encoder={settings.name} reads vectors alone, and {spec.name} has "
+            f"{', '.join(s.name for s in spec.streams)}: take {', '.join(IMAGE_ENCODERS)}, beside which the window of "
+            "vectors is seen"
+        )
     if settings.trained_by == "none" and not settings.pretrained:
         raise UserError(
             "encoder.trained_by=none leaves the encoder as it begins, which is at random: name a run that trained one, "
@@ -197,6 +210,32 @@ def with_encoder(config: TrainConfig, spec: DataSpec) -> DataSpec:
         )
     name = "drq" if settings.name == "auto" else settings.name
     return dataclasses.replace(spec, encoder=dataclasses.replace(settings, name=name, pretrained="", pretrained_id=""))
+
+
+def with_window_encoder(settings: EncoderConfig, spec: DataSpec) -> DataSpec:
+    """The specification with what reads windows of vectors: a GRU, or as it is, `stack`."""
+    if settings.name in ("auto", "stack"):
+        if settings != EncoderConfig(name=settings.name):
+            raise UserError(
+                "encoder=stack has no parameters: networks see the window itself; leave out the other settings of the "
+                "encoder, or take encoder=gru"
+            )
+        return spec
+    if settings.name != "gru":
+        raise UserError(
+            f"encoder={settings.name} is of images, and {spec.name} has windows of vectors: take stack or gru."
+            f"{nearest(settings.name, WINDOW_ENCODERS)}"
+        )
+    if settings.trained_by == OWN or settings.pretrained:
+        raise UserError(
+            "encoder=gru is trained with the run, one for all networks: leave out pretrained and trained_by=own"
+        )
+    if spec.history_stride > 1 and spec.history_actions:
+        raise UserError(
+            "encoder=gru reads each observation with the action before it: leave out dataset.history_stride, or take "
+            "encoder=stack"
+        )
+    return dataclasses.replace(spec, encoder=settings)
 
 
 def check_kind(algorithm_class: Any, name: str, dataset: Dataset) -> None:
@@ -216,6 +255,18 @@ def check_kind(algorithm_class: Any, name: str, dataset: Dataset) -> None:
         raise UserError(
             f"{name} reads the numbers of observations, and {spec.name} has {', '.join(s.name for s in spec.streams)}: "
             f"take {', '.join(able[:8])}, ...{cure}"
+        )
+    if spec.windowed and algorithm_class.traits.observations == "vector":
+        setting = next((f.name for f in dataclasses.fields(algorithm_class.Config) if f.name in OWN_WINDOWS), "")
+        cure = f"set algo.{setting}, its own, and leave out" if setting else "leave out"
+        raise UserError(
+            f"{name} reads single observations, and {spec.name} is shown as {seen_besides(spec)}: {cure} "
+            "dataset.history, history_actions and action_delay"
+        )
+    if spec.windowed and algorithm_class.traits.goal_conditioned and not spec.goal_dim:
+        raise UserError(
+            f"the goals of {name} are single observations, and {spec.name} is shown as {seen_besides(spec)}: leave out "
+            "dataset.history, history_actions and action_delay, or give goals of their own (achieved_goals)"
         )
     traits = algorithm_class.traits
     # what such data lack is read as zeros

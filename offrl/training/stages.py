@@ -100,6 +100,7 @@ def encoder_run(path: str, spec: DataSpec) -> Pretrained:
         streams = ", ".join(f"{s.name} {list(s.shape)}" for s in other.streams)
         return {
             "streams": streams,
+            "numbers of the vector": str(other.window_dim),
             "dataset.frames": str(other.frames),
             "encoder": other.encoder.name,
             "encoder.width": str(other.encoder.width),

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from offrl import registry
-from offrl.data import load_dataset
-from offrl.data.dataset import Dataset, refuse_streams
+from offrl.data import Dataset, load_dataset
+from offrl.data.fit import refuse_streams
 from offrl.errors import UserError, nearest, warn
 from offrl.ope.candidates import recorded
 from offrl.ope.config import OPEConfig

@@ -187,15 +187,17 @@ def test_a_run_starts_from_the_trained_encoder(tmp_path: Path, objective: str, l
         ({"encoder.width": 8}, "has encoder.width=6, and this one on arrays 8; both must agree"),
         ({"encoder": "impala_small"}, "has encoder=drq, and this one on arrays impala_small"),
         ({"dataset.frames": 2}, "has dataset.frames=1, and this one on arrays 2"),
+        ({"numbers": 3}, r"it was trained on data with observation_shape=\(0,\), and arrays has \(3,\)"),
         ({"size": 15}, r"has streams=pixels \[16, 16, 3\], and this one on arrays pixels \[15, 15, 3\]"),
     ],
 )
 def test_what_does_not_suit_is_refused(settings: dict[str, Any], text: str, run_of_video: Path) -> None:
     values = {"algo": "iql", "encoder.width": 6, "dataset": "builtin", "experiment": "none"} | settings
     dataset = load_dataset(DatasetConfig(), quiet=True) if "dataset" in settings else video(values.pop("size", SIZE))
-    dataset = dataclasses.replace(
-        dataset, spec=dataclasses.replace(dataset.spec, encoder=None, frames=settings.get("dataset.frames", 1))
-    )
+    changes = {"encoder": None, "frames": settings.get("dataset.frames", 1)}
+    if numbers := values.pop("numbers", 0):
+        changes["observation_shape"] = (numbers,)
+    dataset = dataclasses.replace(dataset, spec=dataclasses.replace(dataset.spec, **changes))
     if not {"dataset", "algo", "encoder.trained_by", "encoder.pretrained"} & set(settings):
         values["encoder.pretrained"] = str(run_of_video)
     with pytest.raises(UserError, match=text):

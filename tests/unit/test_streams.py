@@ -188,7 +188,7 @@ def test_a_policy_sees_the_frames_of_its_episode(tmp_path: Path) -> None:
     spec = acting.spec
     for t, action in enumerate(actions):
         stacked = np.concatenate([shown[max(0, t - back)]["front"] for back in (2, 1, 0)], -1)
-        rows = np.zeros(1, kind_of(spec, 3))
+        rows = np.zeros(1, kind_of(spec, window=True))
         rows["vector"], rows["front"] = shown[t]["state"], stacked
         np.testing.assert_array_equal(action, acting.step(None, rows, t)[0][0])
     acting.reset()

@@ -49,7 +49,7 @@ def test_goals_of_images_are_inputs(tmp_path: Path, name: str, alone: bool) -> N
 
 def test_stacks_of_frames_through_the_file(tmp_path: Path) -> None:
     acting = policy("iql", 3, observations={"front": images()})
-    shown = recorded_observations(data(observations={"front": images()}), 3)
+    shown = recorded_observations(data(observations={"front": images()}, frames=3))
     exported = export_policy(acting, tmp_path / "p.onnx", shown=shown)
     assert exported.check.recorded == 40 and exported.check.largest < 1e-5
     entry = exported.metadata["inputs"][0]

@@ -218,7 +218,8 @@ class GoalSampler:
         columns = {
             name: column_of(dataset, name) for name in ("observations", "actions", "next_observations", *self.extra)
         }
-        states = table_of(dataset, {"observations": columns["observations"]}) if dataset.stores else None
+        several = dataset.stores or dataset.spec.windowed
+        states = table_of(dataset, {"observations": columns["observations"]}) if several else None
         observations = states if isinstance(states, Streamed) else columns["observations"]
         goals = dataset.columns[ACHIEVED] if dataset.spec.goal_dim else observations
         numbers = None if len(rows) == len(dataset) else rows

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from offrl.data.dataset import Dataset
+from offrl.data.history import PastRows, history_of
 from offrl.data.store import Store
 from offrl.tasks.entries import VECTOR
 
@@ -66,11 +67,13 @@ class Unpacked:
 
 @dataclass(frozen=True)
 class Streamed:
-    """A table, and the streams of the same rows, with which its observations are dictionaries."""
+    """A table, and the streams of the same rows, with which its observations are dictionaries, or their windows."""
 
     table: Packed | Unpacked
     stores: Mapping[str, Store]
     frames: int
+    history: PastRows | None
+    encoded: bool  # the vector alone is a dictionary, too
 
     @property
     def device(self) -> torch.device:
@@ -87,7 +90,12 @@ class Streamed:
     def _observed(self, name: str, column: Tensor, rows: Tensor) -> Any:
         if name not in ("observations", "next_observations"):
             return column
-        images = {n: s.frames(rows, self.frames, name[:4] == "next") for n, s in self.stores.items()}
+        following = name[:4] == "next"
+        images = {n: s.frames(rows, self.frames, following) for n, s in self.stores.items()}
+        if self.history is not None:
+            column = self.history.windows(column, rows, following)
+        if not images and not self.encoded:
+            return column
         return {VECTOR: column, **images} if column.shape[-1] else images
 
 
@@ -115,10 +123,11 @@ def table_of(
     parts = {name: (column, rows) for name, column in columns.items()} | dict(extra_rows or {})
     layout = layout_of(parts)
     table = Unpacked(parts, layout) if dataset.mapped or layout is None else pack(parts, layout)
-    if not dataset.stores:
+    history = history_of(dataset, rows)
+    if not dataset.stores and history is None:
         return table
     stores = {name: store if rows is None else store.take(rows) for name, store in dataset.stores.items()}
-    return Streamed(table, stores, dataset.spec.frames)
+    return Streamed(table, stores, dataset.spec.frames, history, dataset.spec.encoder is not None)
 
 
 def layout_of(columns: Mapping[str, tuple[Tensor, Tensor | None]]) -> Layout | None:

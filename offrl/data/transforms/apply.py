@@ -22,6 +22,7 @@ from offrl.data.transforms.columns import (
 )
 from offrl.data.transforms.demonstrations import add_expert
 from offrl.data.transforms.episodes import concatenate, split, subsample, terminated_only, top_fraction
+from offrl.data.transforms.history import with_history
 from offrl.data.transforms.imagined import IMAGINED, add_imagined
 from offrl.data.transforms.reward_labels import label_rewards
 from offrl.data.transforms.sources import share_draws
@@ -93,6 +94,8 @@ def apply_transforms(
         )
     if config.frames > 1:
         dataset = replace(dataset, spec=replace(dataset.spec, frames=config.frames))
+    if config.changed(DatasetConfig.VIEW[1:]):
+        dataset = with_history(dataset, config)
     if config.observation_keys:
         dataset = replace(dataset, spec=with_entries(dataset.spec, config.observation_keys))
     return dataset

@@ -11,6 +11,7 @@ from typing import Any
 
 from offrl.actor import Actor, bind
 from offrl.algorithm import stack
+from offrl.data.fit import seen_besides
 from offrl.errors import UserError, nearest, warn
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.families.on_policy.residual import Residual, ResidualConfig
@@ -76,9 +77,9 @@ def begin(
             f"{path}: {label} chooses among {'texts' if spec.text else 'discrete actions'}, and a residual adds to "
             "real numbers"
         )
-    if spec.streams:
+    if more := seen_besides(spec):
         raise UserError(
-            f"{path}: {label} sees {', '.join(s.name for s in spec.streams)}, and a residual takes rows of numbers: "
+            f"{path}: {label} sees {more}, and a residual takes rows of numbers: "
             "mode=transitions trains such a policy on"
         )
     if len(spec.observation_shape) != 1:
