@@ -1,7 +1,8 @@
 """Scores from pixels beside scores from states, on the drawn toys: `python scripts/bench/pixels.py --out FOLDER`.
 
 Makes the data (scripts/bench/drawn.py), trains each algorithm from the states and from two stacked frames with the same
-settings otherwise, and prints a table of scores at the last update with 95% intervals over seeds.
+settings otherwise: one encoder for all networks, one in each, and without random shifts. Prints a table of scores at the
+last update with 95% intervals over seeds, and the minutes that each took.
 """
 
 from __future__ import annotations
@@ -16,19 +17,25 @@ from typing import Any
 import offrl
 from offrl.statistics.intervals import mean_interval
 
-ALGORITHMS = ("bc", "td3_bc", "iql", "fql")
-SETTINGS = {"algo.hidden": [128, 128], "algo.batch_size": 128, "eval.episodes": 20, "compile": "eager", "quiet": True}
+ALGORITHMS = ("bc", "iql", "td3_bc", "fql", "gciql", "hiql")
+SETTINGS = {"algo.hidden": [128, 128], "algo.batch_size": 64, "eval.episodes": 20, "compile": "eager", "quiet": True}
 PIXELS: dict[str, Any] = {"dataset.frames": 2, "encoder.name": "drq", "encoder.shift": 2}
+COLUMNS: dict[str, dict[str, Any]] = {
+    "states": {},
+    "pixels": PIXELS,
+    "pixels, an encoder in each network": PIXELS | {"encoder.trained_by": "own"},
+    "pixels, no shift": PIXELS | {"encoder.shift": 0},
+}
 
 
-def score(algorithm: str, data: Path, seeds: int, steps: int, runs: Path, **more: Any) -> tuple[str, float]:
-    """(mean score with its interval, seconds) of a run's last evaluation."""
+def score(algorithm: str, data: Path, seeds: int, steps: int, runs: Path, **more: Any) -> str:
+    """A run's mean score at its last evaluation with the interval, and the minutes that it took."""
     start = time.monotonic()
     settings = {**SETTINGS, "seeds": seeds, "steps": steps, "eval.every": steps, "runs_dir": str(runs), **more}
     run = offrl.train(algorithm, dataset=str(data), settings=settings)
     values = [float(row["score"]) for row in run.final_scores]
     mean, low, high = mean_interval(values)
-    return f"{mean:.1f} [{low:.1f}, {high:.1f}]", time.monotonic() - start
+    return f"{mean:.1f} [{low:.1f}, {high:.1f}], {(time.monotonic() - start) / 60:.1f} min"
 
 
 def main() -> None:
@@ -47,19 +54,15 @@ def main() -> None:
     print(
         f"{options.rows:,} rows, {options.steps:,} updates, {options.seeds} seeds; score 0: random, 100: controller\n"
     )
-    print("| world | algorithm | states | pixels | pixels, no shift | minutes from states | from pixels |")
-    print("|---|---|---|---|---|---|---|")
+    print(f"| world | algorithm | {' | '.join(COLUMNS)} |\n|---|---|{'---|' * len(COLUMNS)}")
     for world in options.worlds:
-        state, pixels = options.out / f"drawn-{world}-state.npz", options.out / f"drawn-{world}.npz"
         for algorithm in options.algorithms:
-            common = (options.seeds, options.steps, options.out / "runs")
-            vector, fast = score(algorithm, state, *common)
-            shown, slow = score(algorithm, pixels, *common, **PIXELS)
-            still, _ = score(algorithm, pixels, *common, **PIXELS | {"encoder.shift": 0})
-            print(
-                f"| {world} | {algorithm} | {vector} | {shown} | {still} | {fast / 60:.1f} | {slow / 60:.1f} |",
-                flush=True,
-            )
+            print(f"| {world} | {algorithm} |", end="", flush=True)
+            for settings in COLUMNS.values():
+                data = options.out / f"drawn-{world}{'' if settings else '-state'}.npz"
+                text = score(algorithm, data, options.seeds, options.steps, options.out / "runs", **settings)
+                print(f" {text} |", end="", flush=True)
+            print()
 
 
 if __name__ == "__main__":
