@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch.func import functional_call
+from torch.utils import _pytree as pytree
 
 import offrl
 from offrl import registry, rng
@@ -64,8 +65,8 @@ def make(name: str, dataset: Dataset) -> Algorithm:
     return algorithm
 
 
-def trained(algorithm: Algorithm, dataset: Dataset, seeds: list[int], updates: int) -> TrainState:
-    step = Step(algorithm, algorithm.sampler().prepare(dataset), batch_size=8, replicas=len(seeds))
+def trained(algorithm: Algorithm, dataset: Dataset, seeds: list[int], updates: int, mode: str = "eager") -> TrainState:
+    step = Step(algorithm, algorithm.sampler().prepare(dataset), batch_size=8, replicas=len(seeds), mode=mode)
     with torch.no_grad():
         return step.run(stack([algorithm.init(seed) for seed in seeds]), {}, 0, updates)[0]
 
@@ -135,6 +136,19 @@ def test_the_encoder_s_gradient_is_that_of_the_joint_loss(replicas: int) -> None
             found = torch._C._functorch.get_unwrapped(found)[0] if replicas > 1 else found
             assert (value.grad is not None and float(value.grad.abs().max()) > 0.0) or "bias" in key_of
             torch.testing.assert_close(found, value.grad, rtol=0.0, atol=2e-6)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("trained_by", ["auto", "own"])
+def test_compiled_gradients_are_the_eager_ones(trained_by: str) -> None:
+    """Adam's first moments after one update are a tenth of the gradients."""
+    dataset = data(frames=2, encoder="drq")
+    assert dataset.spec.encoder is not None
+    settings = dataclasses.replace(dataset.spec.encoder, trained_by=trained_by)
+    dataset = dataclasses.replace(dataset, spec=dataclasses.replace(dataset.spec, encoder=settings))
+    eager, compiled = (trained(make("iql", dataset), dataset, [0], 1, mode).opt for mode in ("eager", "compiled"))
+    for a, b in zip(pytree.tree_leaves(eager), pytree.tree_leaves(compiled), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", SLOW)
