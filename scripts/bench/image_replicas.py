@@ -58,9 +58,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{options.seeds} seeds, batch {options.batch_size}, CPU seconds for an update of all seeds\n")
-    print(
-        "| encoder | images | one seed | one after another | vmap | vmap / one after another |\n|---|---|---|---|---|---|"
-    )
+    columns = ("encoder", "images", "one seed", "one after another", "vmap", "vmap / one after another")
+    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
     for name, size, frames in CASES:
         algorithm, source = problem(name, size, frames)
 
