@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 CONFIG, SCORES, CURVE, GRID = "config.yaml", "scores.csv", "learning_curve.png", "grid.png"
 RESTORE = "restore the file that offrl wrote, or choose another name="
-LATER = ("frames", "image_size", "episodes", "mask")  # settings of datasets
+LATER = ("frames", "image_size", "episodes", "mask", "keep", "cost_labels")  # settings of datasets
 PACKAGES = ("offrl", "torch", "numpy", "gymnasium", "mujoco", "minari", "h5py", "gymnasium-robotics")
 
 
