@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from offrl import rng
+from offrl.data.costs import refuse_costless
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.tables import Batch, Table, table_of
 from offrl.errors import UserError, nearest
@@ -107,8 +108,8 @@ class Transitions:
 
 
 NEXT_ACTIONS = "next_actions"  # made of the actions, not a stored column
-# of windows of n steps: the rewards of each, 0 after the window's end [B, n]; which steps there are [B, n] bool; their
-# number [B]
+# of windows of n steps: the rewards of each (and as step_costs the costs, where extra names them), 0 after the window's
+# end [B, n]; which steps there are [B, n] bool; their number [B]
 STEP_REWARDS, VALID, SPAN = "step_rewards", "valid", "span"
 FOLLOWING = "following_observations"  # of such windows too: the next observations of their first steps [B, O]
 AT_END = ("next_observations", "masks", NEXT_ACTIONS)  # columns of a window's last step, not of its first
@@ -172,8 +173,12 @@ def windows(source: Transitions, indices: Tensor, length: int) -> Batch:
     positions, valid = places_ahead(source, indices, length)
     first, later = source.take(indices), source.take(positions[:, -1])
     batch = {name: later[name] if name in AT_END else column for name, column in first.items()}
-    rewards = torch.where(valid, source.table.column("rewards", positions), 0.0)
-    return {**batch, STEP_REWARDS: rewards, VALID: valid, SPAN: valid.sum(-1), FOLLOWING: first["next_observations"]}
+    steps = {
+        f"step_{name}": torch.where(valid, source.table.column(name, positions), 0.0)
+        for name in ("rewards", "costs")
+        if name in first
+    }
+    return {**batch, **steps, VALID: valid, SPAN: valid.sum(-1), FOLLOWING: first["next_observations"]}
 
 
 def places_ahead(source: Transitions, indices: Tensor, length: int) -> tuple[Tensor, Tensor]:
@@ -209,14 +214,14 @@ def check_order(dataset: Dataset, last: Tensor, n_step: int) -> None:
         )
 
 
-def discounted(batch: Batch, discount: float | Tensor) -> tuple[Tensor, Tensor | float]:
+def discounted(batch: Batch, discount: float | Tensor, column: str = "rewards") -> tuple[Tensor, Tensor | float]:
     """(rewards [B], the discount of what follows [B]) of a batch: of a window of m steps sum_k discount^k r_k and
-    discount^m; of single transitions their rewards and `discount`."""
+    discount^m; of single transitions their rewards and `discount`. column: "costs" for costs."""
     if SPAN not in batch:
-        return batch["rewards"], discount
-    rewards = batch[STEP_REWARDS]
-    powers = discount ** torch.arange(rewards.shape[-1], device=rewards.device)
-    return (rewards * powers).sum(-1), discount ** batch[SPAN]
+        return batch[column], discount
+    amounts = batch[f"step_{column}"]
+    powers = discount ** torch.arange(amounts.shape[-1], device=amounts.device)
+    return (amounts * powers).sum(-1), discount ** batch[SPAN]
 
 
 def is_single(last: Tensor) -> bool:
@@ -258,6 +263,8 @@ def column_of(dataset: Dataset, name: str) -> Tensor:
     """An extra column. Raises UserError where the data lack it."""
     if name in dataset.columns:
         return dataset.columns[name]
+    if name == "costs":
+        refuse_costless(dataset, "the algorithm")
     if name == "returns_to_go":
         raise UserError(
             f"{dataset.spec.name}: the algorithm needs discounted returns to go: dataset.discount_returns=DISCOUNT, "
