@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
 import h5py
 import numpy as np
 import pytest
 import torch
 
 from offrl import rng
+from offrl.collect.environment import look
+from offrl.collect.episodes import columns_of, statistics
+from offrl.collect.recorder import Stage
 from offrl.data import Dataset, DatasetConfig, load_dataset
 from offrl.data.samplers.sequences import SequenceSampler
 from offrl.data.samplers.transitions import TransitionSampler
 from offrl.data.tools.convert import convert
 from offrl.errors import UserError
+from offrl.evaluation.evaluator import Evaluator
+from offrl.evaluation.result import normalized_cost
 from offrl.report.dataset import doctor
+from offrl.runs.log import RunLog
+from offrl.settings.evaluation import EvalConfig
+from offrl.settings.replicas import Replica
+from offrl.tasks.task import Task
 
 ROWS = 12  # three episodes of four steps
 COSTS = np.array([0, 1, 0, 1, 0, 0, 0, 0, 5, 0, 7, 0], np.float32)
@@ -133,3 +144,93 @@ def test_samplers_hand_costs_on(tmp_path: Path) -> None:
     rows = sequence(sequence.prepare(data), key, 64)
     to_go = torch.tensor([2, 2, 1, 1, 0, 0, 0, 0, 12, 7, 7, 0.0])
     assert torch.equal(rows["costs_to_go"][:, 0], to_go[rows["observations"][:, 0, 0].long()])
+
+
+class Bumpy(gym.Env):
+    """A point that moves by its action; each step costs how far it is from 0. `step` gives five values or six."""
+
+    observation_space = gym.spaces.Box(-9.0, 9.0, (1,), np.float32)
+    action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self, six: bool = False, sign: float = 1.0) -> None:
+        self.six, self.sign = six, sign
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.x, self.t = np.zeros(1, np.float32), 0
+        return self.x.copy(), {}
+
+    def step(self, action: np.ndarray) -> Any:
+        self.x, self.t = self.x + action, self.t + 1
+        cost, over = self.sign * abs(float(self.x[0])), self.t == 4
+        ends = (cost, False, over, {}) if self.six else (False, over, {"cost": cost})
+        return self.x.copy(), 1.0, *ends
+
+
+class Steady:
+    """Moves by a half each step, and remembers what steps cost."""
+
+    def __init__(self, limit: float | None) -> None:
+        self.cost_limit = limit
+        self.paid: list[float] = []
+
+    def start(self, episodes: int) -> None:
+        return None
+
+    def step(self, carry: Any, observations: np.ndarray, t: int, explore: bool = False) -> tuple[np.ndarray, Any]:
+        return np.full((len(observations), 1), 0.5, np.float32), carry
+
+    def observe_cost(self, carry: Any, costs: np.ndarray) -> Any:
+        self.paid.append(float(costs[0]))
+        return carry
+
+
+@pytest.mark.parametrize("six", [False, True])
+def test_evaluation_counts_costs_and_hands_them_on(six: bool) -> None:
+    policies = [Steady(5.0), Steady(4.0), Steady(None)]
+    with Evaluator(Task("bumpy", env_factory=lambda: Bumpy(six)), EvalConfig(episodes=2)) as evaluator:
+        result = evaluator(policies, [0, 1, 2])
+    assert result.costs is not None and result.costs.tolist() == [[5.0, 5.0]] * 3
+    assert policies[0].paid == [0.5, 1.0, 1.5, 2.0]
+    rows = [[row[k] for k in ("cost", "cost_normalized", "safe")] for row in result.rows()]
+    assert rows == [[5.0, 1.0, 1.0], [5.0, 1.25, 0.0], [5.0, None, None]]
+    with Evaluator(Task("bumpy", env_factory=Bumpy), EvalConfig(episodes=2, cost_limit=0.0)) as evaluator:
+        assert evaluator(policies[:1], [0]).rows()[0]["cost_normalized"] == 6.0
+    task, reason = Task("bumpy", env_factory=lambda: Bumpy(six, -1.0)), r"step 0\): ValueError: info\['cost'\] is -0.5"
+    with Evaluator(task, EvalConfig(episodes=2)) as evaluator, pytest.raises(UserError, match=reason):
+        evaluator(policies[:1], [0])
+
+
+def test_normalized_costs() -> None:
+    """DSRL's: (C + e) / (limit + e), e = 1 for the limit 0."""
+    assert [normalized_cost(*x) for x in ((30.0, 20.0), (0.0, 0.0), (3.0, 0.0))] == [1.5, 1.0, 4.0]
+
+
+def test_tables_get_columns_of_costs_where_there_are_any(tmp_path: Path) -> None:
+    """The first scores may be without: earlier lines are then filled up. A resumed run goes on with the columns."""
+    row = {"seed": 0, "episodes": 2, "return_mean": 1.0}
+    more = {**row, "cost": 5.0, "cost_normalized": 1.25, "safe": 0.5}
+    options: dict[str, Any] = {"quiet": True, "total_steps": 9, "replicas": [Replica(0, ())], "title": "x"}
+    with RunLog(tmp_path, resume_step=None, loggers=(), **options) as log:
+        log.scores(1, [row], [[1.0, 1.0]])
+        assert "cost" not in (tmp_path / "scores.csv").read_text()
+        log.scores(2, [more], [[1.0, 1.0]], [[4, 4]], [[3.0, 7.0]])
+    with RunLog(tmp_path, resume_step=2, loggers=(), **options) as log:
+        log.scores(3, [more], [[1.0, 1.0]], [[4, 4]], [[3.0, 7.0]])
+    header, *lines = (tmp_path / "scores.csv").read_text().splitlines()
+    assert header.endswith(",success_by_task,cost,cost_normalized,safe") and len(lines) == 3
+    assert [line.split(",")[-3:] for line in lines] == [["", "", ""], *2 * [["5.0", "1.25", "0.5"]]]
+    assert {line.count(",") for line in (header, *lines)} == {header.count(",")}
+    assert '"costs": [[3.0, 7.0]]' in (tmp_path / "episodes.jsonl").read_text()
+
+
+def test_what_collect_records(tmp_path: Path) -> None:
+    gym.register("offrl-test/Bumpy-v0", Bumpy, max_episode_steps=4)
+    world = look("offrl-test/Bumpy-v0")
+    with Stage(world, 2) as stage:
+        episodes = stage.wave(Steady(None), 0, False)
+    assert [e.columns["costs"].tolist() for e in episodes] == [[0.5, 1.0, 1.5, 2.0]] * 2
+    assert columns_of(episodes)["costs"].dtype == np.float32 and statistics(episodes)["cost_mean"] == 5.0
+    del episodes[1].columns["costs"]
+    with pytest.raises(UserError, match="in some episodes alone"):
+        columns_of(episodes)
