@@ -40,6 +40,11 @@ class Score:
     cell: str  # of a grid, in words: `temperature=3,expectile=0.7`; "" without
     run: str  # the run directory
     final: bool  # of the last evaluation of a run that reached its `steps`, by a seed that did not diverge
+    # mean undiscounted cost of an episode, that by DSRL's normalisation with the limit, and the share of episodes that
+    # keep it; None where the environment gives no costs, or there is no limit
+    cost: float | None = None
+    cost_normalized: float | None = None
+    safe: float | None = None
 
     @property
     def provenance(self) -> Provenance:
@@ -57,7 +62,8 @@ class Score:
         return self.raw if self.normalised is None else self.normalised
 
 
-COLUMNS = tuple(f.name for f in fields(Score))
+COSTS = ("cost", "cost_normalized", "safe")  # columns of tables with costs alone
+COLUMNS = tuple(f.name for f in fields(Score) if f.name not in COSTS)
 
 
 @dataclass(frozen=True)
