@@ -14,6 +14,7 @@ from torch import Tensor
 from offrl import rng
 from offrl.data.costs import refuse_costless
 from offrl.data.dataset import Dataset
+from offrl.data.raw import AMOUNTS
 from offrl.data.samplers.tables import Batch, Table, table_of
 from offrl.errors import UserError, nearest
 
@@ -108,9 +109,9 @@ class Transitions:
 
 
 NEXT_ACTIONS = "next_actions"  # made of the actions, not a stored column
-# of windows of n steps: the rewards of each (and as step_costs the costs, where extra names them), 0 after the window's
-# end [B, n]; which steps there are [B, n] bool; their number [B]
-STEP_REWARDS, VALID, SPAN = "step_rewards", "valid", "span"
+# of windows of n steps, beside step_rewards (and step_costs, where extra names costs), those of each step, 0 after the
+# window's end [B, n]: which steps there are [B, n] bool; their number [B]
+VALID, SPAN = "valid", "span"
 FOLLOWING = "following_observations"  # of such windows too: the next observations of their first steps [B, O]
 AT_END = ("next_observations", "masks", NEXT_ACTIONS)  # columns of a window's last step, not of its first
 
@@ -175,7 +176,7 @@ def windows(source: Transitions, indices: Tensor, length: int) -> Batch:
     batch = {name: later[name] if name in AT_END else column for name, column in first.items()}
     steps = {
         f"step_{name}": torch.where(valid, source.table.column(name, positions), 0.0)
-        for name in ("rewards", "costs")
+        for name in AMOUNTS
         if name in first
     }
     return {**batch, **steps, VALID: valid, SPAN: valid.sum(-1), FOLLOWING: first["next_observations"]}
