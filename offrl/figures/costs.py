@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from offrl.data.tools.inspect import Report
 from offrl.figures.style import COLOURS, new_figure, plain_axes
 
 MOST_POINTS = 2000
+Interval = tuple[float, float, float]  # value, low, high
 
 
 def episode_costs(findings: Report) -> list[tuple[Any, str, str]]:
@@ -29,3 +32,16 @@ def episode_costs(findings: Report) -> list[tuple[Any, str, str]]:
     plain_axes(axes, "cost of an episode", "return of an episode", size=9)
     caption = "Return against cost. The line is the best return that an episode of so much cost or less has."
     return [(figure, "costs", caption)]
+
+
+def limits(points: Mapping[str, tuple[Interval, Interval]], colour: Mapping[str, str]) -> Any:
+    """(cost, return) of algorithms {label: each (mean, low, high)} as points, their intervals as lines where they are
+    known.
+    """
+    figure, axes = new_figure("", height=3.1, width=5.0)
+    for label, ends in points.items():
+        widths = [[[mean - low], [high - mean]] if math.isfinite(low) else None for mean, low, high in ends]
+        (cost, *_), (returns, *_) = ends
+        axes.errorbar([cost], [returns], widths[1], widths[0], "o", color=colour[label], markersize=5, elinewidth=1.3)
+    plain_axes(axes, "cost of an episode", "return of an episode")
+    return figure

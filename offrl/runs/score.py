@@ -98,8 +98,8 @@ class Cell:
         return bool(rows) and all(s.normalised is not None for s in rows)
 
     def interval(self, scale: str = "") -> tuple[float, float, float]:
-        """(mean, low, high) of the final scores, by Student's t; NaN without any. scale: "raw", "normalised" or
-        "success"; "": the value.
+        """(mean, low, high) of the final scores, by Student's t; NaN without any. scale: "raw", "normalised",
+        "success" or "cost"; "": the value.
         """
         values = [getattr(s, scale or ("normalised" if self.normalised else "raw")) for s in self.scores]
         return mean_interval([math.nan if v is None else v for v in values])
