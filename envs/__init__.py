@@ -8,6 +8,7 @@ from offrl.envs import (
     d4rl,
     darkroom,
     drawn,
+    forbidden_disc,
     fork,
     neorl2,
     ogbench,
@@ -16,6 +17,7 @@ from offrl.envs import (
     published,
     stitch,
     text,
+    velocity,
 )
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "d4rl",
     "darkroom",
     "drawn",
+    "forbidden_disc",
     "fork",
     "neorl2",
     "ogbench",
@@ -32,4 +35,5 @@ __all__ = [
     "published",
     "stitch",
     "text",
+    "velocity",
 ]
