@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NAME = "forbidden-disc"
 ENV = "offrl/ForbiddenDisc-v0"
 START, GOAL, RADIUS = np.array([-1.0, 0.0]), np.array([1.0, 0.0]), 0.8  # the disc is round (0, 0)
-SPREAD, STEP, REACH, LIMIT = 0.05, 0.1, 0.1, 60  # of starts; of a step; of the goal; steps
+SPREAD, STEP, REACH, LIMIT = 0.05, 0.1, 0.2, 60  # of starts; of a step; of the goal; steps
 EPISODES, NOISE = 600, 0.25  # in the data; standard deviation of its actions about the way
 
 
@@ -85,11 +85,11 @@ def generate(seed: int, episodes: int) -> RawData:
     rows: list[dict[str, Any]] = []
     for _ in range(episodes):
         height = draw.uniform(-1.2, 1.2)
-        position, places = START + draw.uniform(-SPREAD, SPREAD, 2), [np.array([x, height]) for x in (-0.5, 0.5)]
+        position, waypoints = START + draw.uniform(-SPREAD, SPREAD, 2), [np.array([x, height]) for x in (-0.5, 0.5)]
         for t in range(LIMIT):
-            while places and np.linalg.norm(places[0] - position) < 1.5 * STEP:
-                places.pop(0)
-            heading = (places[0] if places else GOAL) - position
+            while waypoints and np.linalg.norm(waypoints[0] - position) < 1.5 * STEP:
+                waypoints.pop(0)
+            heading = (waypoints[0] if waypoints else GOAL) - position
             action = heading / np.linalg.norm(heading) + NOISE * draw.standard_normal(2)
             action /= max(1.0, float(np.linalg.norm(action)))
             after, cost, over = move(position, action)

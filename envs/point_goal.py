@@ -18,7 +18,7 @@ LIMIT = 1000  # steps
 EXTENT = 1.5  # of the square in which things are placed
 GOAL, HAZARD, HAZARDS = 0.3, 0.2, 8  # radii, and how many
 APART = {"robot": 0.4, "goal": 0.305, "hazard": 0.18}  # radii within which nothing else is placed
-TRIES = 100  # of a place before the layout is drawn anew
+TRIES = 100  # of a point before the layout is drawn anew
 BINS, RANGE = 16, 3.0  # of the lidar
 FRAMES = 10  # of 0.002 s in a step
 
@@ -51,19 +51,19 @@ MODEL = """
 """
 
 
-def lidar(places: np.ndarray) -> np.ndarray:
-    """What a lidar of `BINS` directions sees of things at places [n, 2] relative to the robot and its heading: in each
+def lidar(points: np.ndarray) -> np.ndarray:
+    """What a lidar of `BINS` directions sees of things at points [n, 2] relative to the robot and its heading: in each
     the nearest one's max(0, 3 - distance) / 3; a thing within a bin spills over to the two beside it by how near it is.
     """
-    seen = np.zeros(BINS)
-    for place in places:
-        value = max(0.0, RANGE - float(np.linalg.norm(place))) / RANGE
-        position = np.arctan2(place[1], place[0]) % (2 * np.pi) / (2 * np.pi / BINS)
+    readings = np.zeros(BINS)
+    for point in points:
+        value = max(0.0, RANGE - float(np.linalg.norm(point))) / RANGE
+        position = np.arctan2(point[1], point[0]) % (2 * np.pi) / (2 * np.pi / BINS)
         number = int(position) % BINS
         share = position - int(position)
         for at, part in ((number, 1.0), (number + 1, share), (number - 1, 1.0 - share)):
-            seen[at % BINS] = max(seen[at % BINS], part * value)
-    return seen
+            readings[at % BINS] = max(readings[at % BINS], part * value)
+    return readings
 
 
 class PointGoal(BaseEnvironment):
@@ -86,21 +86,21 @@ class PointGoal(BaseEnvironment):
         kinds = ["robot", "goal", *["hazard"] * HAZARDS]
         placed: list[tuple[np.ndarray, float]] = []
         while len(placed) < len(kinds):
-            place = self._place(kinds[len(placed)], placed)
-            placed = [] if place is None else [*placed, (place, APART[kinds[len(placed)]])]
+            point = self._place(kinds[len(placed)], placed)
+            placed = [] if point is None else [*placed, (point, APART[kinds[len(placed)]])]
         (start, _), (self.goal, _), *hazards = placed
-        self.hazards = np.array([place for place, _ in hazards])
+        self.hazards = np.array([point for point, _ in hazards])
         self.data.qpos[:] = *start, self.np_random.uniform(0.0, 2 * np.pi)
         mujoco.mj_forward(self.model, self.data)
         self.distance = self._distance()
         return self._observe(), {}
 
     def _place(self, kind: str, placed: list[tuple[np.ndarray, float]]) -> np.ndarray | None:
-        """A place apart from others; None where none is found."""
+        """A point apart from others; None where none is found."""
         for _ in range(TRIES):
-            place = self.np_random.uniform(APART[kind] - EXTENT, EXTENT - APART[kind], 2)
-            if all(np.linalg.norm(place - other) >= radius + APART[kind] for other, radius in placed):
-                return place
+            point = self.np_random.uniform(APART[kind] - EXTENT, EXTENT - APART[kind], 2)
+            if all(np.linalg.norm(point - other) >= radius + APART[kind] for other, radius in placed):
+                return point
         return None
 
     def _distance(self) -> float:
@@ -109,8 +109,8 @@ class PointGoal(BaseEnvironment):
     def _observe(self) -> np.ndarray:
         x, y, heading = self.data.qpos
         turn = np.array([[np.cos(heading), -np.sin(heading)], [np.sin(heading), np.cos(heading)]])
-        seen = [lidar((places - (x, y)) @ turn) for places in (self.goal[None], self.hazards)]
-        return np.concatenate([self.data.sensordata, *seen]).astype(np.float32)
+        readings = [lidar((points - (x, y)) @ turn) for points in (self.goal[None], self.hazards)]
+        return np.concatenate([self.data.sensordata, *readings]).astype(np.float32)
 
     def step(self, action: np.ndarray) -> Step:
         self.data.ctrl[:] = np.clip(action, -1.0, 1.0)
@@ -121,8 +121,8 @@ class PointGoal(BaseEnvironment):
         reward = self.distance - distance + float(reached)
         if reached:
             around = [(self.data.qpos[:2].copy(), APART["robot"]), *((h, APART["hazard"]) for h in self.hazards)]
-            place = self._place("goal", around)
-            self.goal = self.goal if place is None else place
+            point = self._place("goal", around)
+            self.goal = self.goal if point is None else point
             distance = self._distance()
         self.distance = distance
         cost = float((np.linalg.norm(self.hazards - self.data.qpos[:2], axis=1) < HAZARD).any())
