@@ -108,7 +108,8 @@ class Transitions:
         return self.table.take(indices)
 
 
-NEXT_ACTIONS = "next_actions"  # made of the actions, not a stored column
+# made of others, not stored: the action at the next observation, and the first observation of the row's episode
+NEXT_ACTIONS, FIRST = "next_actions", "first_observations"
 # of windows of n steps, beside step_rewards (and step_costs, where extra names costs), those of each step, 0 after the
 # window's end [B, n]: which steps there are [B, n] bool; their number [B]
 VALID, SPAN = "valid", "span"
@@ -127,7 +128,7 @@ class TransitionSampler:
 
     extra: more columns to put into the batch. "next_actions" is the action that the data take at the next observation;
     the last row of an episode that did not end in a terminal has none, and is not drawn then. A terminal row, whose
-    mask is 0, repeats its own action.
+    mask is 0, repeats its own action. "first_observations" are those that the rows' episodes begin with.
 
     n_step: above 1, windows of up to so many steps of one episode begin at each row: next_observations, masks and
     next_actions are those of the window's last step, and step_rewards, valid and span are added, of which `discounted`
@@ -145,7 +146,7 @@ class TransitionSampler:
         """Raises UserError for a column that the data lack, and where no row may be drawn."""
         rows, ends = dataset.transition_rows(), dataset.per_row(dataset.episode_end - 1)
         columns = {name: dataset.columns[name] for name in ("observations", "actions", "rewards", "next_observations")}
-        columns |= {name: column_of(dataset, name) for name in self.extra if name != NEXT_ACTIONS}
+        columns |= {name: column_of(dataset, name) for name in self.extra if name not in (NEXT_ACTIONS, FIRST)}
         if NEXT_ACTIONS in self.extra:
             rows = rows[(rows < ends[rows]) | dataset.columns["terminations"][rows]]
         refuse_none(dataset, rows)
@@ -157,6 +158,8 @@ class TransitionSampler:
         extra_rows = {}
         if NEXT_ACTIONS in self.extra:
             extra_rows[NEXT_ACTIONS] = columns["actions"], torch.minimum(rows + 1, ends[rows])
+        if FIRST in self.extra:
+            extra_rows[FIRST] = columns["observations"], dataset.per_row(dataset.episode_start)[rows]
         return Transitions(len(rows), table_of(dataset, columns, rows, extra_rows), weighted, last)
 
     def __call__(self, source: Transitions, key: Tensor, batch_size: int) -> Batch:
