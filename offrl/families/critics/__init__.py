@@ -2,7 +2,8 @@
 objective.
 """
 
-from offrl.families.critics.critic import Critic, WithCritic
+from offrl.families.critics.constraint import Constraint, ConstraintSettings, InSampleConstraint
+from offrl.families.critics.critic import Critic
 from offrl.families.critics.value import (
     ActorScheduleSettings,
     CriticSettings,
@@ -13,11 +14,15 @@ from offrl.families.critics.value import (
     epsilon_field,
     make_value_head,
 )
+from offrl.families.critics.with_critic import WithCritic
 
 __all__ = [
     "ActorScheduleSettings",
+    "Constraint",
+    "ConstraintSettings",
     "Critic",
     "CriticSettings",
+    "InSampleConstraint",
     "Objective",
     "Target",
     "Value",
