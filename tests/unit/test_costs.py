@@ -16,6 +16,7 @@ from offrl.collect.environment import look
 from offrl.collect.episodes import columns_of, statistics
 from offrl.collect.recorder import Stage
 from offrl.data import Dataset, DatasetConfig, load_dataset
+from offrl.data.arrays import from_arrays
 from offrl.data.samplers.sequences import SequenceSampler
 from offrl.data.samplers.transitions import TransitionSampler
 from offrl.data.tools.convert import convert
@@ -234,3 +235,12 @@ def test_what_collect_records(tmp_path: Path) -> None:
     del episodes[1].columns["costs"]
     with pytest.raises(UserError, match="in some episodes alone"):
         columns_of(episodes)
+
+
+def test_first_observations_count_each_episode_alike() -> None:
+    """Of episodes of one and three rows: their mean number, 2, over their own."""
+    rows = np.arange(4.0)[:, None]
+    data = from_arrays(rows, rows, rows[:, 0], rows[:, 0] % 3 == 0, next_observations=rows + 1, check=False)
+    batch = TransitionSampler(extra=("first_observations",)).prepare(data).take(torch.arange(4))
+    assert batch["first_observations"].flatten().tolist() == [0.0, 1.0, 1.0, 1.0]
+    assert torch.equal(batch["first_weights"], torch.tensor([2.0, 2 / 3, 2 / 3, 2 / 3]))

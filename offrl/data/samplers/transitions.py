@@ -108,8 +108,9 @@ class Transitions:
         return self.table.take(indices)
 
 
-# made of others, not stored: the action at the next observation, and the first observation of the row's episode
-NEXT_ACTIONS, FIRST = "next_actions", "first_observations"
+# made of others, not stored: the action at the next observation, and the first observation of the row's episode, with
+# the weight by which all episodes count alike, their mean number of rows over its own
+NEXT_ACTIONS, FIRST, FIRST_WEIGHTS = "next_actions", "first_observations", "first_weights"
 # of windows of n steps, beside step_rewards (and step_costs, where extra names costs), those of each step, 0 after the
 # window's end [B, n]: which steps there are [B, n] bool; their number [B]
 VALID, SPAN = "valid", "span"
@@ -128,7 +129,8 @@ class TransitionSampler:
 
     extra: more columns to put into the batch. "next_actions" is the action that the data take at the next observation;
     the last row of an episode that did not end in a terminal has none, and is not drawn then. A terminal row, whose
-    mask is 0, repeats its own action. "first_observations" are those that the rows' episodes begin with.
+    mask is 0, repeats its own action. "first_observations" are those that the rows' episodes begin with, and come with
+    "first_weights", under which each episode counts as much as another, whatever its length.
 
     n_step: above 1, windows of up to so many steps of one episode begin at each row: next_observations, masks and
     next_actions are those of the window's last step, and step_rewards, valid and span are added, of which `discounted`
@@ -160,6 +162,8 @@ class TransitionSampler:
             extra_rows[NEXT_ACTIONS] = columns["actions"], torch.minimum(rows + 1, ends[rows])
         if FIRST in self.extra:
             extra_rows[FIRST] = columns["observations"], dataset.per_row(dataset.episode_start)[rows]
+            _, counts = torch.unique_consecutive(episode_of(dataset, rows), return_counts=True)
+            extra_rows[FIRST_WEIGHTS] = torch.repeat_interleave(counts.float().mean() / counts, counts), None
         return Transitions(len(rows), table_of(dataset, columns, rows, extra_rows), weighted, last)
 
     def __call__(self, source: Transitions, key: Tensor, batch_size: int) -> Batch:

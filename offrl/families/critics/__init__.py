@@ -3,6 +3,7 @@ objective.
 """
 
 from offrl.families.critics.constraint import Constraint, ConstraintSettings, InSampleConstraint
+from offrl.families.critics.costs import CostCritic, CostSettings, LimitSettings, even_cost, fit_limit
 from offrl.families.critics.critic import Critic
 from offrl.families.critics.value import (
     ActorScheduleSettings,
@@ -20,14 +21,19 @@ __all__ = [
     "ActorScheduleSettings",
     "Constraint",
     "ConstraintSettings",
+    "CostCritic",
+    "CostSettings",
     "Critic",
     "CriticSettings",
     "InSampleConstraint",
+    "LimitSettings",
     "Objective",
     "Target",
     "Value",
     "Values",
     "WithCritic",
     "epsilon_field",
+    "even_cost",
+    "fit_limit",
     "make_value_head",
 ]

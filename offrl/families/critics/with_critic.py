@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from offrl.algorithm import Adam, Batch, Dataset, DataSpec, Grid, Loss, Metrics, TrainState, Traits, Update, merged
 from offrl.data.value_range import value_range
-from offrl.families.critics.constraint import Constraint, PolicyOf, fit_limit
+from offrl.families.critics.constraint import Constraint
+from offrl.families.critics.costs import PolicyOf, fit_limit
 from offrl.families.critics.critic import Critic
 
 
