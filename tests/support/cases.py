@@ -59,6 +59,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
     "arsq": {"entropy_weight": 0.2, "bc_weight": 0.0, "polyak": 0.05, "bins": 9},
     "cal_ql": {"actor_learning_rate": 3e-3, "conservative_weight": 0.1, "polyak": 0.05},
     "cql": {"actor_learning_rate": 3e-3, "conservative_weight": 0.1, "polyak": 0.05},
+    "coptidice": {"divergence_weight": 0.1},
     "crl": {"bc_weight": 0.3},  # at 0.1 one seed in five has not learnt yet
     "meta_dt": {"dropout": 0.0, "context": 2, "prompt": 1, "prompt_warmup": 0, "task_model_steps": 50},
     "dpt": {"width": 32, "context": 2, "policy": "deterministic"},
@@ -179,6 +180,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "crl": [{"learner": "awr", "encoder": "residual", "width": 16, "contrast": "infonce", "energy": "l2"}],
     "idql": [{"choice": "expectile"}],
     "ifql": [{"n_step": 3, "critics": 3, "pessimism": "std"}],
+    "coptidice": [{"cost_radius": 0.0, "cost_scale": "sum"}],
+    "cpq": [{"ood": "osrl"}],
     "fql": [{"cost_limit": 2.0, "cost_pessimism": "min"}],
     "iql": [{"policy": "tanh_gaussian", "dropout": 0.2}, {"policy": "deterministic"}, {"cost_limit": 2.0}],
     "dt": [{"padding": "left", "policy": "gaussian"}, {"prompt": "goal"}],
@@ -229,6 +232,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 
 SMALL: dict[str, Any] = {
     "hidden": [32, 32],
+    "autoencoder_hidden": [32],
     "batch_size": BATCH,
     "actions": 2,
     # world models, and what learns in them
