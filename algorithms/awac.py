@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from offrl import losses, rng
 from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Update
-from offrl.families.critics import Critic, CriticSettings, Values, WithCritic
+from offrl.families.critics import ConstraintSettings, Critic, Values, WithCritic
 from offrl.nn import Categorical, Gaussian
 from offrl.registry import register
 from offrl.settings.field import defaults, setting
@@ -17,7 +17,7 @@ from offrl.settings.field import defaults, setting
 
 @dataclass
 @defaults(hidden=[256, 256, 256])
-class AWACConfig(CriticSettings):
+class AWACConfig(ConstraintSettings):
     """Settings of AWAC; the defaults are CORL's for D4RL's locomotion tasks."""
 
     name: str = "awac"
@@ -47,14 +47,19 @@ class AWAC(WithCritic, Algorithm[AWACConfig]):
         else:
             actor = Gaussian(s.observation_dim, s.action_dim, c.hidden, bounded=False, log_std_min=-20.0, **form)
         self.critic = Critic(c, s)
-        return {"actor": actor, "critic": self.critic.network}
+        return {"actor": actor, "critic": self.critic.network, **self.cost_modules()}
 
     def policy_value(self, state: TrainState, critic: Params, observations: Tensor, key: Tensor) -> Values:
         """V(s) of the policy by the smallest of these critics, [B]."""
-        dist = self.apply("actor", state.params["actor"], observations)
+        policy = self.own_policy(state, observations, key)
         if not self.spec.discrete:
-            return self.critic.min_q(critic, observations, self.policy.sample(dist, key))
-        return self.critic.expected_q(critic, observations, dist[0])
+            return self.critic.min_q(critic, observations, policy)
+        return self.critic.expected_q(critic, observations, policy)
+
+    def own_policy(self, state: TrainState, observations: Tensor, key: Tensor) -> Tensor:
+        """Actions [B, A] of the policy; discrete: its log probabilities [B, K]."""
+        dist = self.apply("actor", state.params["actor"], observations)
+        return dist[0] if self.spec.discrete else self.policy.sample(dist, key)
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         target_critics = self.critic.target_critics(state, rng.fold_in(key, 100))
@@ -65,10 +70,19 @@ class AWAC(WithCritic, Algorithm[AWACConfig]):
         observations, critic = batch["observations"], state.params["critic"]
         baseline = self.policy_value(state, critic, observations, key).mean
         advantage = self.critic.q(critic, observations, batch["actions"]).amin(0) - baseline
+        advantage, costs = self.limited_advantage(
+            advantage,
+            state,
+            batch,
+            lambda limit: limit.cost(
+                state.params["cost_critic"], observations, self.own_policy(state, observations, key)
+            ),
+        )
         weight = losses.advantage_weight(advantage, self.config.temperature, self.config.max_weight)
         dist = self.apply("actor", actor, observations)
         loss = (weight * self.policy.bc_loss(dist, batch["actions"])).mean()
-        return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
+        metrics = {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
+        return loss, {**metrics, **costs}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         critic_key, actor_key = rng.split(key)
@@ -76,4 +90,8 @@ class AWAC(WithCritic, Algorithm[AWACConfig]):
         state = self.critic.regularised(state)
         # with the new critics: algorithm 1
         state, actor = self.descend(state, "actor", self.actor_loss, batch, actor_key)
-        return self.polyak(state, "critic"), {**critic, **actor}
+        state = self.polyak(state, "critic")
+        state, costs = self.learn_costs(
+            state, batch, lambda b: self.own_policy(state, b["next_observations"], critic_key), actor
+        )
+        return state, {**critic, **actor, **costs}

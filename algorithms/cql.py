@@ -11,13 +11,14 @@ from offrl import rng
 from offrl.algorithm import Batch, Loss, Metrics, Params, TrainState
 from offrl.families import conservative
 from offrl.families.conservative import Conservative, ConservativeSettings, SoftMaximum
+from offrl.families.critics import ConstraintSettings
 from offrl.families.sac import SoftActorCritic
 from offrl.registry import register
 from offrl.settings.field import setting
 
 
 @dataclass
-class CQLConfig(ConservativeSettings):
+class CQLConfig(ConservativeSettings, ConstraintSettings):
     """Settings of CQL(H); the defaults are CORL's for D4RL's locomotion tasks."""
 
     name: str = "cql"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.algorithm import Actor, Algorithm, Batch, Carry, Loss, Params, TrainState, Traits, Update
-from offrl.families.critics import Critic, Values, WithCritic
+from offrl.families.critics import ConstraintSettings, Critic, Values, WithCritic
 from offrl.families.generative.settings import FlowSettings, greedy_field, make_field, pessimism_field, rho_field
 from offrl.nn import flow
 from offrl.registry import register
@@ -17,7 +17,7 @@ from offrl.settings.field import setting
 
 
 @dataclass
-class FQLConfig(FlowSettings):
+class FQLConfig(FlowSettings, ConstraintSettings):
     """Settings of FQL; the defaults are the authors' but for what they choose by environment: alpha, the discount and
     the pessimism.
     """
@@ -60,7 +60,8 @@ class FQL(WithCritic, Algorithm[FQLConfig]):
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         self.critic = Critic(c, s)
-        return {"critic": self.critic.network, "flow": make_field(c, s), "actor": make_field(c, s, timed=False)}
+        fields = {"flow": make_field(c, s), "actor": make_field(c, s, timed=False)}
+        return {"critic": self.critic.network, **fields, **self.cost_modules()}
 
     def noise(self, observations: Tensor, key: Tensor) -> Tensor:
         """Standard normal numbers [B, A]."""
@@ -68,11 +69,15 @@ class FQL(WithCritic, Algorithm[FQLConfig]):
 
     def next_value(self, state: TrainState, batch: Batch, key: Tensor) -> Values:
         """Q'(s', a') [B] of the target critics, a' = mu(s', z) of the one-step policy."""
-        c, s = self.config, batch["next_observations"]
-        action = self.apply("actor", state.params["actor"], s, self.noise(s, key)).clamp(-1.0, 1.0)
-        return self.critic.aggregate(
-            self.critic.logits(self.critic.target_critics(state, key), s, action), c.pessimism, c.rho
-        )
+        c, action = self.config, self.next_action(state, batch, key)
+        logits = self.critic.logits(self.critic.target_critics(state, key), batch["next_observations"], action)
+        return self.critic.aggregate(logits, c.pessimism, c.rho)
+
+    def next_action(self, state: TrainState, batch: Batch, key: Tensor) -> Tensor:
+        """mu(s', z) [B, A] of the one-step policy."""
+        observations = batch["next_observations"]
+        z = self.noise(observations, key)
+        return self.apply("actor", state.params["actor"], observations, z).clamp(-1.0, 1.0)
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma Q'(s', mu(s', z)) - Q_i(s, a))^2, the mean over critics i (equation 8)."""
@@ -94,11 +99,14 @@ class FQL(WithCritic, Algorithm[FQLConfig]):
         cloned = self.cloned(state, observations, z)
         action = self.apply("actor", actor, observations, z)
         distillation = (action - cloned).square().mean()
-        q = self.critic.q(state.params["critic"], observations, action.clamp(-1.0, 1.0)).mean(0)
-        scale = q.detach().abs().mean() if c.normalize_q else 1.0
+        legal = action.clamp(-1.0, 1.0)
+        q = self.critic.q(state.params["critic"], observations, legal).mean(0)
+        size = q.detach().abs().mean()
+        scale = size if c.normalize_q else 1.0
         loss = c.alpha * distillation - q.mean() / scale
         metrics = {"actor/loss": loss, "actor/distillation": distillation, "actor/q": q.mean()}
-        return loss, {**metrics, "actor/clipped": (action.detach().abs() > 1.0).float().mean()}
+        metrics["actor/clipped"] = (action.detach().abs() > 1.0).float().mean()
+        return self.limited(loss, metrics, state, observations, legal, size / scale)
 
     def cloned(self, state: TrainState, observations: Tensor, z: Tensor) -> Tensor:
         """Actions [B, A] of the flow from noise z [B, A]; no gradient reaches them."""
@@ -107,12 +115,14 @@ class FQL(WithCritic, Algorithm[FQLConfig]):
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         critic_key, flow_key, actor_key = rng.split(key, 3)
-        return self.simultaneous(
+        after, metrics = self.simultaneous(
             state,
             self.descend(state, "critic", self.critic_loss, batch, critic_key),
             self.descend(state, "flow", self.flow_loss, batch, flow_key),
             self.descend(state, "actor", self.actor_loss, batch, actor_key),
         )
+        after, costs = self.learn_costs(after, batch, lambda b: self.next_action(after, b, critic_key), metrics)
+        return after, {**metrics, **costs}
 
     def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
         return self.critic.q(state.params["critic"], observations, actions).mean(0)

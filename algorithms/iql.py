@@ -10,8 +10,16 @@ from torch import Tensor, nn
 
 from offrl import losses
 from offrl.actor import Actor, MemorylessActor, NoisyActor
-from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Update
-from offrl.families.critics import ActorScheduleSettings, Critic, CriticSettings, Value, Values, WithCritic
+from offrl.algorithm import Algorithm, Batch, Loss, Metrics, Params, TrainState, Update
+from offrl.families.critics import (
+    ActorScheduleSettings,
+    ConstraintSettings,
+    Critic,
+    InSampleConstraint,
+    Value,
+    Values,
+    WithCritic,
+)
 from offrl.nn import Deterministic, make_policy
 from offrl.registry import register
 from offrl.settings.field import defaults, setting
@@ -19,7 +27,7 @@ from offrl.settings.field import defaults, setting
 
 @dataclass
 @defaults(init="orthogonal")
-class IQLConfig(ActorScheduleSettings, CriticSettings):
+class IQLConfig(ActorScheduleSettings, ConstraintSettings):
     """Settings of IQL; the defaults are the authors' for D4RL's locomotion tasks."""
 
     name: str = "iql"
@@ -47,13 +55,16 @@ class IQLConfig(ActorScheduleSettings, CriticSettings):
 class IQL(WithCritic, Algorithm[IQLConfig]):
     """Expectile V, one-step Q, advantage-weighted policy: no action outside the data is ever evaluated."""
 
+    constraint_class = InSampleConstraint
+
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         self.value = Value(c, s)
         form = {"activation": c.activation, "dropout": c.dropout, "init": c.init}
         actor = make_policy(c.policy, s.observation_dim, s.action_dim, s.num_actions, c.hidden, **form)
         self.critic = Critic(c, s)
-        return {"value": self.value.network, "actor": actor, "critic": self.critic.network}
+        modules = {"value": self.value.network, "actor": actor, "critic": self.critic.network}
+        return {**modules, **self.cost_modules()}
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> Loss:
         """E |tau - 1(Q - V < 0)| (Q - V)^2 (equation 5)."""
@@ -69,28 +80,38 @@ class IQL(WithCritic, Algorithm[IQLConfig]):
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> Loss:
         """-E min(exp(beta (Q - V)), cap) log pi(a|s) (equation 7)."""
-        advantage = q - self.value(state.params["value"], batch["observations"]).mean
-        weight = losses.advantage_weight(advantage, self.config.temperature, self.config.max_weight)
+        weight, metrics = self.weights(state, batch, q)
         dist = self.apply("actor", actor, batch["observations"], key)
         loss = (weight * self.policy.bc_loss(dist, batch["actions"])).mean()
-        return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
+        return loss, {"actor/loss": loss, **metrics}
+
+    def weights(self, state: TrainState, batch: Batch, q: Tensor) -> tuple[Tensor, Metrics]:
+        """min(exp(beta (Q - V)), cap) [B], of which a limit of costs lowers Q - V where these are high."""
+        advantage = q - self.value(state.params["value"], batch["observations"]).mean
+        advantage, costs = self.limited_advantage(
+            advantage, state, batch, lambda limit: limit.policy_cost(state, batch["observations"])
+        )
+        weight = losses.advantage_weight(advantage, self.config.temperature, self.config.max_weight)
+        return weight, {"actor/advantage": advantage.mean(), "actor/weight": weight.mean(), **costs}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         q = self.critic.min_q(self.critic.target_critics(state, key), batch["observations"], batch["actions"])
         if self.config.update_order == "simultaneous":  # the policy by the online critics
             online = self.critic.min_q(state.params["critic"], batch["observations"], batch["actions"]).mean
-            return self.simultaneous(
+            state, metrics = self.simultaneous(
                 state,
                 self.descend(state, "value", self.value_loss, batch, q),
                 self.descend(state, "actor", self.actor_loss, batch, online, key),
                 self.descend(state, "critic", self.critic_loss, batch, key),
             )
-        state, value = self.descend(state, "value", self.value_loss, batch, q)
-        # with the new V, as the authors' code
-        state, actor = self.descend(state, "actor", self.actor_loss, batch, q.mean, key)
-        state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
-        state = self.critic.regularised(state)
-        return self.polyak(state, "critic"), {**value, **actor, **critic}
+        else:
+            state, value = self.descend(state, "value", self.value_loss, batch, q)
+            # with the new V, as the authors' code
+            state, actor = self.descend(state, "actor", self.actor_loss, batch, q.mean, key)
+            state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
+            state, metrics = self.polyak(self.critic.regularised(state), "critic"), {**value, **actor, **critic}
+        state, costs = self.learn_costs(state, batch, lambda b: self.weights(state, b, q.mean)[0], metrics)
+        return state, {**metrics, **costs}
 
     def actor(self, state: TrainState) -> Actor:
         return (NoisyActor if isinstance(self.policy, Deterministic) else MemorylessActor)(self, state)

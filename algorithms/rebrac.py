@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from offrl.algorithm import Batch, Loss, Params, TrainState, TransitionSampler, Update, merged
-from offrl.families.critics import Critic, Values
+from offrl.algorithm import Batch, Loss, Metrics, Params, TrainState, TransitionSampler, Update, merged
+from offrl.families.critics import ConstraintSettings, Critic, Values
 from offrl.families.td3 import TD3, TD3Settings
 from offrl.nn import Deterministic
 from offrl.registry import register
@@ -26,7 +26,7 @@ from offrl.settings.field import defaults, setting
     layer_norm_epsilon=1e-6,
     init="fixed_bias",
 )
-class ReBRACConfig(TD3Settings):
+class ReBRACConfig(TD3Settings, ConstraintSettings):
     """Settings of ReBRAC; the defaults are the authors' for D4RL's locomotion tasks, where the two penalties differ
     between datasets.
     """
@@ -64,20 +64,24 @@ class ReBRAC(TD3[ReBRACConfig]):
         norm = {"layer_norm": c.actor_layer_norm, "layer_norm_epsilon": c.layer_norm_epsilon}
         actor = Deterministic(s.observation_dim, s.action_dim, c.hidden, **norm, activation=c.activation, init=c.init)
         self.critic = Critic(c, s)
-        return {"critic": self.critic.network, "actor": actor}
+        return {"critic": self.critic.network, "actor": actor, **self.cost_modules()}
 
     def sampler(self) -> TransitionSampler:
-        return TransitionSampler(("next_actions",), self.config.n_step)
+        sampler = super().sampler()
+        return replace(sampler, extra=("next_actions", *sampler.extra))
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         if self.config.update_order == "sequential":
             return super().update(state, batch, key, phase=phase)
-        critic, critic_metrics = self.descend(state, "critic", self.critic_loss, batch, key)
-        if phase == 0:
-            return self.critic.regularised(merged(state, critic, self.momentum_step(state))), critic_metrics
-        actor, actor_metrics = self.descend(state, "actor", self.actor_loss, batch)
+        critic, metrics = self.descend(state, "critic", self.critic_loss, batch, key)
+        actor, actor_metrics = self.momentum_step(state), Metrics()
+        if phase == 1:
+            actor, actor_metrics = self.descend(state, "actor", self.actor_loss, batch)
         after = self.critic.regularised(merged(state, critic, actor))
-        return after._replace(target=self.move_targets(state).target), {**critic_metrics, **actor_metrics}
+        if phase == 1:
+            after = after._replace(target=self.move_targets(state).target)
+        after, costs = self.learn_costs(after, batch, lambda b: self.next_action(after, b, key), actor_metrics)
+        return after, {**metrics, **actor_metrics, **costs}
 
     def momentum_step(self, state: TrainState) -> TrainState:
         """The actor's Adam step by a gradient of 0, that is by momentum: OGBench's one optimiser steps all networks at
@@ -107,4 +111,5 @@ class ReBRAC(TD3[ReBRACConfig]):
         q = self.critic.q(state.params["critic"], batch["observations"], action).amin(0)
         distance = (action - batch["actions"]).square().sum(-1)
         loss = c.actor_bc * distance.mean() - c.actor_q * q.mean() / q.detach().abs().mean()
-        return loss, {"actor/loss": loss, "actor/bc": distance.mean(), "actor/q": q.mean()}
+        metrics = {"actor/loss": loss, "actor/bc": distance.mean(), "actor/q": q.mean()}
+        return self.limited(loss, metrics, state, batch["observations"], action)

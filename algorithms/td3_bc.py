@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from offrl.algorithm import Batch, Loss, Params, TrainState
+from offrl.families.critics import ConstraintSettings
 from offrl.families.td3 import TD3, TD3Settings
 from offrl.registry import register
 from offrl.settings.field import setting
 
 
 @dataclass
-class TD3BCConfig(TD3Settings):
+class TD3BCConfig(TD3Settings, ConstraintSettings):
     """Settings of TD3+BC; the defaults are the paper's."""
 
     name: str = "td3_bc"
@@ -29,4 +30,5 @@ class TD3BC(TD3[TD3BCConfig]):
         scale = self.config.alpha / q.detach().abs().mean()
         imitation = (action - batch["actions"]).square().mean()
         loss = imitation - scale * q.mean()
-        return loss, {"actor/loss": loss, "actor/bc": imitation, "actor/q": q.mean()}
+        metrics = {"actor/loss": loss, "actor/bc": imitation, "actor/q": q.mean()}
+        return self.limited(loss, metrics, state, batch["observations"], action)

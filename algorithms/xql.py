@@ -9,13 +9,14 @@ from torch import Tensor
 from offrl import losses
 from offrl.algorithm import Batch, Loss, Params, TrainState
 from offrl.families import in_sample
+from offrl.families.critics import ConstraintSettings
 from offrl.families.in_sample import SteepValue, SteepValueSettings
 from offrl.registry import register
 from offrl.settings.field import setting
 
 
 @dataclass
-class XQLConfig(SteepValueSettings):
+class XQLConfig(SteepValueSettings, ConstraintSettings):
     """Settings of XQL; the defaults are the authors' "consistent" ones for D4RL's locomotion tasks."""
 
     name: str = "xql"

@@ -9,6 +9,7 @@ from offrl.envs import (
     darkroom,
     delayed,
     drawn,
+    forbidden_disc,
     fork,
     neorl2,
     neorl2_made,
@@ -18,6 +19,7 @@ from offrl.envs import (
     published,
     stitch,
     text,
+    velocity,
 )
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "darkroom",
     "delayed",
     "drawn",
+    "forbidden_disc",
     "fork",
     "neorl2",
     "neorl2_made",
@@ -36,4 +39,5 @@ __all__ = [
     "published",
     "stitch",
     "text",
+    "velocity",
 ]

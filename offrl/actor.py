@@ -99,6 +99,10 @@ class Actor(ABC):
         """The carry after `rewards` [E] of the actions just taken, in the units of the rewards trained on."""
         return carry
 
+    def observe_cost(self, carry: Carry, costs: Tensor) -> Carry:
+        """The carry after `costs` [E] of the actions just taken."""
+        return carry
+
     def set_goal(self, carry: Carry, goals: Tensor) -> Carry:
         """The carry of episodes with new goals [E, G] from now on; normalised where goals are observations."""
         return carry

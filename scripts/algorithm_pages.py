@@ -39,6 +39,7 @@ FAMILIES = (
     "in-sample learning",
     "soft actor-critic",
     "conservative values",
+    "limits of costs",
     "world models",
     "sequence models",
     "in-context and meta-learning",

@@ -143,6 +143,7 @@ CASES: dict[str, str] = {  # what each trains on; further settings. `NAME/varian
     "rvs": "builtin",
     "tt": "builtin",
     "diffusion_bc": "builtin",
+    "fql": "builtin",
     "flow_bc": "builtin",
     "flow_bc/chunks": "builtin algo.length=3",
     "chunk_bc": "builtin",

@@ -23,6 +23,9 @@ class EvaluateConfig:
     seed: int = setting(0, "decides the start states, together with the policy's seed and the episode")
     env: str | None = setting(None, "a Gymnasium id, or file.py:Name; null: the environment that the run was scored in")
     max_steps: int | None = setting(None, "cut episodes after so many steps; null: the environment's own limit", low=1)
+    cost_limit: float | None = setting(
+        None, "limit of an episode's cost, for cost_normalized and safe; null: the algorithm's own", low=0.0
+    )
     parallel: int = setting(64, "environments alive at once in one process; never changes a score", low=1)
     device: str = setting(
         "auto", "auto, cpu or cuda:N: where policies act whose actions take long (planners, language models)"
@@ -95,13 +98,16 @@ def run(arguments: list[str]) -> int:
         return _evaluate_frequency(trained, config, scoring)
     video = config.video and _can_film()
     drawing = os.environ.get("MUJOCO_GL")
-    result = trained.evaluate(**scoring, acting=config.acting, device=str(pick_device(config.device)))
+    result = trained.evaluate(
+        **scoring, acting=config.acting, device=str(pick_device(config.device)), cost_limit=config.cost_limit
+    )
     replicas, rows = trained.replicas, result.rows()
     columns = {name: [number(dict(replica.values)[name]) for replica in replicas] for name in trained.grid}
     columns["seed"] = [str(replica.seed) for replica in replicas]
     returns = {"return_mean": "return", "return_std": "std over episodes"}
-    for key, header in {"score": "score", **returns, "length_mean": "length", "success": "success"}.items():
-        columns[header] = ["" if row[key] is None else f"{row[key]:.2f}" for row in rows]
+    costs = {"cost": "cost", "cost_normalized": "cost / limit", "safe": "safe"}
+    for key, header in {"score": "score", **returns, "length_mean": "length", "success": "success", **costs}.items():
+        columns[header] = ["" if row.get(key) is None else f"{row[key]:.2f}" for row in rows]
     if result.tasks <= WIDEST:  # no line holds more; scores.csv of a run does
         columns["success by task"] = [row["success_by_task"] or "" for row in rows]
     print_columns(columns, f"{trained.algorithm}: {result.label}")

@@ -22,6 +22,7 @@ from offrl.system.progress import Progress
 
 SHARD_ROWS, SHARD_SECONDS = 50_000, 30.0  # what a kill may cost
 FINAL = "final/"  # of a shard: columns after the episodes' last steps
+EACH_STEP = "give it in each step, 0 where there is none"  # of costs
 MOST_EMPTY = 1000  # units without an episode, in which physics became unstable
 
 
@@ -149,6 +150,8 @@ def first_rows(episodes: Sequence[Episode], rows: int) -> list[Episode]:
 def columns_of(episodes: Sequence[Episode]) -> dict[str, np.ndarray]:
     """The columns of a dataset with next_observations, true at the episodes' ends as well."""
     keys = [k for k in episodes[0].columns if all(k in e.columns for e in episodes)]  # what all of them have
+    if "costs" not in keys and any("costs" in e.columns for e in episodes):
+        raise UserError(f"the environment gave info['cost'] in some episodes alone: {EACH_STEP}")
     columns = {k: np.concatenate([e.columns[k] for e in episodes]) for k in keys}
     columns["next_observations"] = np.concatenate(
         [np.concatenate([e.columns["observations"][1:], e.final[None]]) for e in episodes]
@@ -159,7 +162,9 @@ def columns_of(episodes: Sequence[Episode]) -> dict[str, np.ndarray]:
 def statistics(episodes: Sequence[Episode]) -> dict[str, Any]:
     """Plain numbers about the episodes, for cards and tables."""
     returns, lengths = np.array([e.total for e in episodes]), np.array([len(e) for e in episodes])
+    costs = np.array([e.columns["costs"].sum(dtype=np.float64) for e in episodes if "costs" in e.columns])
     return {
+        **({"cost_mean": float(costs.mean()), "cost_max": float(costs.max())} if len(costs) else {}),
         "rows": int(lengths.sum()),
         "episodes": len(episodes),
         "return_mean": float(returns.mean()),

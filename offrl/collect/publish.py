@@ -210,8 +210,9 @@ def table(collection: Collection) -> dict[str, list[str]]:
         "episodes": [f"{c['episodes']:,}" for c in cards],
     }
     numbers = {"mean return": "return_mean", "std": "return_std", "min": "return_min", "max": "return_max"}
-    for header, key in {**numbers, "mean length": "length_mean", "score": "score_mean"}.items():
-        columns[header] = ["" if c[key] is None else f"{c[key]:.1f}" for c in cards]
+    costs = {"mean cost": "cost_mean", "largest cost": "cost_max"}
+    for header, key in {**numbers, "mean length": "length_mean", "score": "score_mean", **costs}.items():
+        columns[header] = ["" if c.get(key) is None else f"{c[key]:.1f}" for c in cards]
     return {header: column for header, column in columns.items() if any(column)}
 
 

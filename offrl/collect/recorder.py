@@ -15,15 +15,15 @@ import gymnasium as gym
 import numpy as np
 
 from offrl.collect.environment import World
-from offrl.collect.episodes import Episode, Play, first_rows, play_units
+from offrl.collect.episodes import EACH_STEP, Episode, Play, first_rows, play_units
 from offrl.collect.observation import Observer, visible_to
 from offrl.collect.record import Stop
 from offrl.errors import UserError, warn
-from offrl.evaluation.evaluator import finite_rows
+from offrl.evaluation.arrays import finite_rows
 from offrl.evaluation.result import Policy
 from offrl.interop.policies import reseeded
 from offrl.interop.sb3 import Actor
-from offrl.tasks.episodes import goal_of, mujoco_warnings, observe_reward, set_goal
+from offrl.tasks.episodes import cost_of, goal_of, mujoco_warnings, observe_reward, set_goal, step
 
 
 def seed_for(*parts: Any) -> int:
@@ -65,7 +65,7 @@ class Recorder(gym.Wrapper):
             raise UserError(f"{self.world.env_id} failed on reset: {type(error).__name__}: {error}") from error
         self.goal = goal_of(observation, info, self.observer.flatten)
         self.observation = self.observer.row(observation)
-        self.rows = {k: [] for k in ("observations", "actions", "rewards", "terminations", "truncations")}
+        self.rows = {k: [] for k in ("observations", "actions", "rewards", "costs", "terminations", "truncations")}
         return self.observation.copy(), info
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
@@ -85,15 +85,16 @@ class Recorder(gym.Wrapper):
             rows.setdefault("infos/qvel", []).append(self.data.qvel.copy())
         if self.log_prob is not None:
             rows.setdefault("infos/action_log_probs", []).append(self.log_prob)
-        step = len(rows["rewards"])
+        number = len(rows["rewards"])
         try:
-            observation, reward, terminated, truncated, info = self.env.step(sent)
+            observation, reward, terminated, truncated, info = step(self.env, sent)
+            rows["costs"].append(cost_of(info))
         except Exception as error:  # third-party environment
             raise UserError(
-                f"{world.env_id} failed at step {step} of an episode: {type(error).__name__}: {error}"
+                f"{world.env_id} failed at step {number} of an episode: {type(error).__name__}: {error}"
             ) from error
         self.observation = self.observer.row(observation)
-        over = bool(truncated) or step + 1 == world.limit
+        over = bool(truncated) or number + 1 == world.limit
         rows["rewards"].append(reward)
         rows["terminations"].append(bool(terminated))
         rows["truncations"].append(over and not terminated)
@@ -101,7 +102,7 @@ class Recorder(gym.Wrapper):
             self._end()
         elif not (math.isfinite(float(reward)) and finite_rows(self.observation[None])[0]):
             raise UserError(
-                f"{world.env_id} gave a reward or observation that is not finite at step {step} of an episode"
+                f"{world.env_id} gave a reward or observation that is not finite at step {number} of an episode"
             )
         return self.observation.copy(), float(reward), bool(terminated), over and not terminated, info
 
@@ -114,6 +115,10 @@ class Recorder(gym.Wrapper):
             **{name: part.dtype for name, part in finals.items()},
         }
         columns = {k: np.asarray(v, types.get(k, np.float32)) for k, v in self.rows.items()}
+        if (unknown := np.isnan(columns["costs"])).all():
+            del columns["costs"]
+        elif unknown.any():
+            raise UserError(f"{self.world.env_id} gave info['cost'] in some steps alone: {EACH_STEP}")
         if self.unstable:
             warn(f"the physics of {self.world.env_id} became unstable ({self.unstable[0]}): that episode is left out")
             self.unstable.clear()
@@ -171,15 +176,16 @@ class Stage:
                 self._perturbed(self._checked(actions, running), rng),
                 None if self.noise or not explore else log,
             )
-            gained = np.zeros(count)
+            gained, spent = np.zeros(count), np.full(count, np.nan)
             for e in list(running):
                 env = self.envs[e]
                 env.log_prob = None if log is None else float(log[e])
-                rows[e], gained[e], terminated, truncated, _ = env.step(actions[e])
+                rows[e], gained[e], terminated, truncated, info = env.step(actions[e])
+                spent[e] = cost_of(info)
                 if terminated or truncated:
                     running.remove(e)
                     rows[e] = 0
-            carry = observe_reward(policy, carry, gained)
+            carry = observe_reward(policy, carry, gained, None if np.isnan(spent).all() else np.nan_to_num(spent))
             t += 1
         return [episode for episode in self.ended if episode is not None]
 

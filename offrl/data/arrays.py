@@ -59,8 +59,8 @@ def from_arrays(
     which a change ends an episode; `time` [R]: numbers or datetime64, by which rows are sorted within equal ids. With
     none of these there is one episode. `action_low`, `action_high`: the environment's range. `action_kind`: as
     dataset.action_kind. `env`: a Gymnasium id to evaluate in. `extra`: more columns of R rows. The names that files
-    know (`terminals`, `timeouts`, `obs`, ...; docs/own-data.md)
-    mean the same here. Raises UserError, naming column, episode and row, when the data would corrupt training.
+    know (`terminals`, `timeouts`, `obs`, `costs`, ...; docs/own-data.md) mean the same here. Raises UserError, naming
+    column, episode and row, when the data would corrupt training.
     """
     columns = {
         "observations": observations,

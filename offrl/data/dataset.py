@@ -64,6 +64,7 @@ class DataSpec:
     history: int = 1
     history_stride: int = 1
     history_actions: int = 0
+    costs: bool = False  # whether there is a column costs, of undiscounted amounts >= 0, never rescaled
     encoder: EncoderConfig | None = None  # what makes one vector of vector and streams, where a run has chosen it
 
     def __post_init__(self) -> None:
@@ -177,7 +178,8 @@ class Dataset:
 
     Columns, all of length R: observations and next_observations float32 (uint8 stays uint8) [R, *O], actions float32
     [R, A] in [-1, 1] or int64 [R], rewards float32 [R], terminations, truncations, successor_known bool [R]; optionally
-    achieved_goals, desired_goals, returns_to_go and the user's own. Episodes tile the rows: episode e is rows
+    costs float32 [R] (0 or above: what a limit bounds the sum of), achieved_goals, desired_goals, returns_to_go and the
+    user's own. Episodes tile the rows: episode e is rows
     episode_start[e] to episode_end[e] - 1.
 
     Text data (`spec.text`, see `offrl.data.text.dataset`) have a row per turn; observations, next_observations and
@@ -235,8 +237,11 @@ class Dataset:
 
     def episode_returns(self) -> Tensor:
         """Undiscounted sum of the (transformed) rewards of each episode, [E] float64 on the CPU."""
-        rewards = self.columns["rewards"].cpu().numpy()
-        return torch.from_numpy(np.add.reduceat(rewards, self.bounds()[0], dtype=np.float64))
+        return self._sums("rewards")
+
+    def episode_costs(self) -> Tensor:
+        """Undiscounted sum of the costs of each episode, [E] float64 on the CPU. See `refuse_costless`."""
+        return self._sums("costs")
 
     def episode_lengths(self) -> Tensor:
         """Rows of each episode, [E] int64."""
@@ -335,6 +340,10 @@ class Dataset:
                 else {"effective_episodes": effective_episodes(self.episode_shares().numpy())}
             ),
         }
+
+    def _sums(self, name: str) -> Tensor:
+        values = self.columns[name].cpu().numpy()
+        return torch.from_numpy(np.add.reduceat(values, self.bounds()[0], dtype=np.float64))
 
     def _kind_of_actions(self) -> str:
         if self.spec.text:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from offrl.errors import UserError, warn
+from offrl.evaluation.arrays import aligned_zeros, finite_rows
 from offrl.evaluation.result import Evaluation, OwnValues, Policy, Tally
 from offrl.evaluation.steppers import StepFailed, observed, step_all
 from offrl.settings.evaluation import EvalConfig
-from offrl.tasks.entries import VECTOR
 from offrl.tasks.environments import action_kind, episode_limit, flattener, make_env, to_space
 from offrl.tasks.episodes import ENDLESS, goal_of, mujoco_warnings, observe_reward, reset_seed, set_goal
 from offrl.tasks.provenance import provenance
@@ -120,12 +120,14 @@ class Evaluator:
         carry = set_goal(games.policy, games.policy.start(count), _rows(goals, games.at))
         started_at, value = list(games.at), None
         games.discount = float(getattr(games.policy, "discount", DISCOUNT))
+        limit = getattr(games.policy, "cost_limit", None) if self.config.cost_limit is None else self.config.cost_limit
+        tally.limits[games.n, started_at] = np.nan if limit is None else limit
         for t in range(self.limit):
             actions, carry = games.policy.step(carry, rows, t)
             if t == 0 and isinstance(games.policy, OwnValues):
                 value = games.policy.own_value(rows, np.asarray(actions))
             self._turn(games, actions, t)
-            carry = observe_reward(games.policy, carry, games.rewards)
+            carry = observe_reward(games.policy, carry, games.rewards, games.costs)
             if progress is not None:
                 progress(tally.finished, tally.returns.size)
             if not games.at:
@@ -144,7 +146,7 @@ class Evaluator:
             return f"(seed {games.seed}, episode {e}, step {t})"
 
         n, tally = games.n, games.tally
-        games.rewards = np.zeros(self.config.episodes)
+        games.rewards, games.costs = np.zeros(self.config.episodes), None
         actions, finite = self._actions(raw)
         if not finite.all():
             for e in [e for e in games.at if not finite[e]]:
@@ -172,11 +174,15 @@ class Evaluator:
             self._fault(tally, f"the physics became unstable {where(at[k])}: {text}")
             good[k] = False
         tally.lengths[n, at] += 1
-        counted, successes = at, steps.successes
+        counted, successes, costs = at, steps.successes, steps.costs
         if not good.all():
             counted, gains, rows = [e for e, ok in zip(at, good, strict=True) if ok], gains[good], rows[good]
-            successes = successes[good]
+            successes, costs = successes[good], costs[good]
         games.rows[counted], games.rewards[counted] = rows, gains
+        if not np.isnan(costs).all():
+            games.costs = np.zeros(self.config.episodes)
+            games.costs[counted] = np.nan_to_num(costs)
+            tally.costs[n, counted] = np.nan_to_num(tally.costs[n, counted]) + np.nan_to_num(costs)
         tally.returns[n, counted] += gains
         tally.discounted[n, counted] += games.discount**t * gains
         tally.successes[n, counted] = np.fmax(tally.successes[n, counted], successes)
@@ -259,6 +265,7 @@ class _Games:
     envs: list[gym.Env] = field(default_factory=list)  # of the running episodes
     rows: np.ndarray = field(init=False)  # [E, ...] observations; zeros (of texts: None) where no episode runs
     rewards: np.ndarray = field(init=False)  # [E] of the last step; likewise
+    costs: np.ndarray | None = None  # likewise; None where the environment said nothing
 
     def end(self, e: int) -> None:
         """Episode e is over."""
@@ -266,25 +273,6 @@ class _Games:
         del self.at[k], self.envs[k]
         self.rows[e] = None if self.rows.dtype == object else 0
         self.tally.finished += 1
-
-
-def finite_rows(rows: np.ndarray) -> np.ndarray:
-    """Which of observations [E, ...] hold neither NaN nor infinity, bool [E]; images hold none."""
-    if rows.dtype.names:
-        if VECTOR not in rows.dtype.names:
-            return np.ones(len(rows), bool)
-        rows = rows[VECTOR]
-    return np.asarray(np.isfinite(rows).reshape(len(rows), -1).all(axis=1))
-
-
-def aligned_zeros(shape: tuple[int, ...], kind: Any) -> np.ndarray:
-    """Zeros that begin at a multiple of 64 bytes: the last bits of a matrix product can depend on where its factors
-    lie.
-    """
-    size = int(np.prod(shape)) * np.dtype(kind).itemsize
-    memory = np.zeros(size + 64, np.uint8)
-    first = -memory.ctypes.data % 64
-    return memory[first : first + size].view(kind).reshape(shape)
 
 
 @contextlib.contextmanager

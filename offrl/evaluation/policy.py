@@ -22,7 +22,7 @@ from offrl.algorithm import Algorithm, TrainState, with_settings
 from offrl.errors import UserError, nearest
 from offrl.evaluation.evaluator import DISCOUNT
 from offrl.evaluation.observations import as_array, as_texts, desired_goal, goals_of
-from offrl.evaluation.predict import PredictState, numbered, own_value, predict, value_of
+from offrl.evaluation.predict import PredictState, numbered, own_value, predict, task_rewards, value_of
 from offrl.evaluation.streams import EncodingActor, check_offsets, moved, tensors_of
 from offrl.nn.custom.networks import factories
 from offrl.settings.field import check, marked
@@ -157,10 +157,19 @@ class TrainedPolicy:
         """
         if not self.uses_rewards:
             return carry
-        spec = self.algorithm.spec
+        spec = self.spec
         return self.actor.observe_reward(
             carry, torch.as_tensor(rewards * spec.reward_scale + spec.reward_shift, dtype=torch.float32)
         )
+
+    def observe_cost(self, carry: Any, costs: np.ndarray) -> Any:
+        """The same for the costs [E] of these actions."""
+        return self.actor.observe_cost(carry, torch.as_tensor(costs).float())
+
+    @property
+    def cost_limit(self) -> float | None:
+        """The limit of an episode's costs that it was trained for, or acts by; None where it has none."""
+        return getattr(self.algorithm.config, "cost_limit", None)
 
     @property
     def uses_rewards(self) -> bool:
@@ -218,14 +227,8 @@ class TrainedPolicy:
 
         Raises UserError for a policy that would have to be trained for them, and for rewards that are no task.
         """
-        values = torch.as_tensor(np.asarray(rewards, np.float32)).reshape(-1)
-        if not len(values) or not bool(values.isfinite().all()):
-            raise UserError("rewards to act for must be finite numbers, at least one")
-        if not bool(values.any()):
-            raise UserError(
-                "the rewards are 0 in all of the states that were drawn from the data: they say nothing of what to do"
-            )
-        actor = self.algorithm.actor(self.state).infer_task(self.normalised(next_observations), values)
+        actor = self.algorithm.actor(self.state)
+        actor = actor.infer_task(self.normalised(next_observations), task_rewards(rewards))
         return self._other(actor.algorithm, actor.state)
 
     def normalised(self, observations: np.ndarray) -> Any:
@@ -260,7 +263,7 @@ class TrainedPolicy:
         """Discounted returns of episodes with these lengths, from the units of the transformed rewards to those of the
         recorded ones.
         """
-        spec, discount = self.algorithm.spec, self.discount
+        spec, discount = self.spec, self.discount
         lengths = lengths if spec.reward_shift else np.zeros_like(lengths)  # they may be endless
         shifted = lengths if discount == 1.0 else (1.0 - discount**lengths) / (1.0 - discount)
         return (
@@ -271,7 +274,7 @@ class TrainedPolicy:
 
     def _to_environment(self, actions: Tensor) -> np.ndarray:
         values = actions.numpy()
-        if self.algorithm.spec.discrete:
+        if self.spec.discrete:
             return values
         return np.clip(self.low + (values + 1.0) * 0.5 * (self.high - self.low), self.low, self.high)
 

@@ -30,6 +30,18 @@ class PredictState(NamedTuple):
     rows: int
 
 
+def task_rewards(rewards: np.ndarray) -> torch.Tensor:
+    """Rewards [K] that name a task, as a tensor. Raises UserError for those that name none."""
+    values = torch.as_tensor(np.asarray(rewards, np.float32)).reshape(-1)
+    if not len(values) or not bool(values.isfinite().all()):
+        raise UserError("rewards to act for must be finite numbers, at least one")
+    if not bool(values.any()):
+        raise UserError(
+            "the rewards are 0 in all of the states that were drawn from the data: they say nothing of what to do"
+        )
+    return values
+
+
 def numbered(policy: TrainedPolicy, actions: np.ndarray) -> np.ndarray:
     """Actions of `step` as the environment takes them: its own number of each choice, which `step` counts from 0."""
     start = policy.algorithm.spec.first_choice

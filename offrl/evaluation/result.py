@@ -52,6 +52,8 @@ class Evaluation:
         None  # [N, E] float64, Q(s_0, a_0) as each policy's critic has it, in the same units; NaN: it has none
     )
     faults: int = 0  # episodes stopped early by a NaN action or by physics that blew up
+    costs: np.ndarray | None = None  # [N, E] float64, undiscounted; None where the environment does not say
+    limits: np.ndarray | None = None  # [N, E] float64, of the costs of each policy's episodes; NaN: it has none
     tasks: int = 1  # episode e is of task e % tasks, of those that `Task.starts` names
 
     @property
@@ -88,9 +90,22 @@ class Evaluation:
                 "success_by_task": None
                 if self.tasks == 1 or self.successes is None
                 else " ".join(f"{s:.4g}" for s in self.by_task(n)),
+                **self._costs(n),
             }
             for n in range(len(self.returns))
         ]
+
+    def _costs(self, n: int) -> dict[str, Any]:
+        """The mean cost of policy n, as DSRL's normalised cost, and the share of episodes that keep its limit; {} where
+        the environment says no costs.
+        """
+        if self.costs is None or self.limits is None:
+            return {}
+        costs, limit = self.costs[n], float(self.limits[n, 0])
+        some = {"cost": float(costs.mean()), "cost_normalized": None, "safe": None}
+        if np.isnan(limit):
+            return some
+        return some | {"cost_normalized": normalized_cost(some["cost"], limit), "safe": float((costs <= limit).mean())}
 
     def split(self, count: int) -> tuple[Evaluation, ...]:
         """Evaluations of `count` policies each, in order."""
@@ -112,6 +127,14 @@ class Evaluation:
         return float((self.estimates[n] - self.discounted[n]).mean())
 
 
+def normalized_cost(cost: float, limit: float) -> float:
+    """An episode's cost as a multiple of the limit, (C + e) / (limit + e) with e = 1 for the limit 0 and else 0 (DSRL,
+    arXiv 2306.09303): up to 1 it is kept.
+    """
+    epsilon = float(limit == 0.0)
+    return (cost + epsilon) / (limit + epsilon)
+
+
 @dataclass
 class Tally:
     """The returns of N policies so far, in E episodes each."""
@@ -121,6 +144,8 @@ class Tally:
     successes: np.ndarray  # [N, E], NaN where the environment said nothing
     discounted: np.ndarray  # [N, E]
     estimates: np.ndarray  # [N, E], NaN where a policy has none
+    costs: np.ndarray  # [N, E], NaN where the environment said nothing
+    limits: np.ndarray  # [N, E], NaN where a policy has none
     finished: int = 0  # episodes
     faults: int = 0
 
@@ -132,8 +157,13 @@ class Tally:
         if not policies:
             raise ValueError("no policies to evaluate")
         shape = (len(policies), episodes)
+        unknown = np.full(shape, np.nan)
         return cls(
-            np.zeros(shape), np.zeros(shape, np.int64), np.full(shape, np.nan), np.zeros(shape), np.full(shape, np.nan)
+            np.zeros(shape),
+            np.zeros(shape, np.int64),
+            unknown,
+            np.zeros(shape),
+            *(unknown.copy() for _ in ("estimates", "costs", "limits")),
         )
 
     def evaluation(self, task: Task, provenance: Provenance, seeds: Sequence[int]) -> Evaluation:
@@ -141,5 +171,6 @@ class Tally:
         successes = None if np.isnan(self.successes).all() else np.nan_to_num(self.successes)
         scores = task.score(self.returns, successes)
         numbers = tuple(int(s) for s in seeds)
-        statistics = self.discounted, self.estimates, self.faults, max(1, len(task.starts))
+        costs = None if np.isnan(self.costs).all() else np.nan_to_num(self.costs)
+        statistics = self.discounted, self.estimates, self.faults, costs, self.limits, max(1, len(task.starts))
         return Evaluation(self.returns, self.lengths, successes, scores, task.name, provenance, numbers, *statistics)

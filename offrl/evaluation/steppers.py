@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from offrl.tasks.episodes import success_of
+from offrl.tasks.episodes import cost_of, step, success_of
 
 
 @dataclass
@@ -20,6 +20,7 @@ class Steps:
     terminated: np.ndarray  # [K] bool
     over: np.ndarray  # [K] bool: terminated or truncated
     successes: np.ndarray  # [K] float64 in [0, 1], NaN where nothing was said
+    costs: np.ndarray  # [K] float64, NaN where nothing was said
     # index -> what MuJoCo said about physics that blew up; that environment was silently reset
     unstable: dict[int, str]
 
@@ -55,15 +56,16 @@ def step_all(
     Raises StepFailed where an environment raises.
     """
     observations: list[Any] = []
-    rewards, successes = np.zeros(len(envs)), np.full(len(envs), np.nan)
+    rewards, successes, costs = np.zeros(len(envs)), np.full(len(envs), np.nan), np.full(len(envs), np.nan)
     terminated, over = np.zeros(len(envs), bool), np.zeros(len(envs), bool)
     unstable: dict[int, str] = {}
     for k, env in enumerate(envs):
         try:
-            observation, reward, terminal, truncated, info = env.step(actions[k])
+            observation, reward, terminal, truncated, info = step(env, actions[k])
             observations.append(read(observation, info))
             rewards[k] = np.asarray(reward, float).item()
             terminated[k], over[k] = bool(terminal), bool(terminal or truncated)
+            costs[k] = cost_of(info)
         except Exception as error:  # a third-party environment
             raise StepFailed(k) from error
         success = success_of(info)
@@ -71,4 +73,4 @@ def step_all(
         if warnings:
             unstable[k] = warnings[0]
             warnings.clear()
-    return Steps(observations, rewards, terminated, over, successes, unstable)
+    return Steps(observations, rewards, terminated, over, successes, costs, unstable)

@@ -183,6 +183,9 @@ class EncodingActor(Actor):
     def observe_reward(self, carry: Carry, rewards: Tensor) -> Carry:
         return self._within(carry, self.inner.observe_reward, rewards)
 
+    def observe_cost(self, carry: Carry, costs: Tensor) -> Carry:
+        return self._within(carry, self.inner.observe_cost, costs)
+
     def set_goal(self, carry: Carry, goals: Any) -> Carry:
         return self._within(carry, self.inner.set_goal, goals if isinstance(goals, Tensor) else self.encode(goals))
 

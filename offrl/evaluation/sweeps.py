@@ -93,6 +93,7 @@ class Holding:
     observations: np.ndarray | None = None  # [E, ...] of the last decision
     actions: np.ndarray | None = None  # [E, A] or [E], as they were last played
     earned: np.ndarray | None = None  # [E] float64 since the last decision; None: none yet
+    spent: np.ndarray | None = None  # likewise, of costs
 
 
 class HeldPolicy:
@@ -129,6 +130,11 @@ class HeldPolicy:
         """The policy's discount factor, of a step."""
         return self.policy.discount
 
+    @property
+    def cost_limit(self) -> float | None:
+        """The policy's limit of an episode's costs."""
+        return self.policy.cost_limit
+
     def start(self, episodes: int) -> Holding:
         return Holding(self.policy.start(episodes))
 
@@ -139,6 +145,7 @@ class HeldPolicy:
         position = t % self.every
         if position == 0:
             inner = carry.inner if carry.earned is None else self.policy.observe_reward(carry.inner, carry.earned)
+            inner = inner if carry.spent is None else self.policy.observe_cost(inner, carry.spent)
             carry = Holding(inner, observations.copy(), carry.actions)
         assert carry.observations is not None
         if position < self.planned:
@@ -149,6 +156,9 @@ class HeldPolicy:
 
     def observe_reward(self, carry: Holding, rewards: np.ndarray) -> Holding:
         return replace(carry, earned=rewards if carry.earned is None else carry.earned + rewards)
+
+    def observe_cost(self, carry: Holding, costs: np.ndarray) -> Holding:
+        return replace(carry, spent=costs if carry.spent is None else carry.spent + costs)
 
 
 @dataclass(frozen=True)

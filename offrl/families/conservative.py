@@ -229,6 +229,8 @@ class Conservative(Generic[ConfigT]):
     entropy_loss: Any
     actor_loss: Any
     critic_loss: Any
+    learn_costs: Any
+    next_policy: Any
     # log standard deviations have a learnt scale and shift, as in the implementation followed
     actor_form: ClassVar[dict[str, Any]] = {"log_std_min": -20.0, "log_std_max": 2.0, "scaled": True}
 
@@ -283,5 +285,6 @@ class Conservative(Generic[ConfigT]):
                 state, "lagrange", self.lagrange_loss, critic_metrics["cql/difference"]
             )
             steps, metrics = [*steps, lagrange], {**metrics, **lagrange_metrics}
-        after = merged(state, *steps)._replace(extra=critic.extra)
-        return self.polyak(after, "critic"), metrics
+        after = self.polyak(merged(state, *steps)._replace(extra=critic.extra), "critic")
+        after, costs = self.learn_costs(after, batch, lambda b: self.next_policy(after, b, critic_key), actor_metrics)
+        return after, {**metrics, **costs}

@@ -18,6 +18,7 @@ from offrl.families.critics import (
     ActorScheduleSettings,
     Critic,
     CriticSettings,
+    InSampleConstraint,
     Objective,
     Target,
     Value,
@@ -91,13 +92,16 @@ class SteepValue(WithCritic, Algorithm[ConfigT]):
     imitation. Modules: value, actor, critic.
     """
 
+    constraint_class = InSampleConstraint
+
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         self.value = Value(c, s, layer_norm=c.value_layer_norm, norm_first=True)  # as the authors' code
         form = {"activation": c.activation, "dropout": c.dropout, "init": c.init}
         actor = make_policy(c.policy, s.observation_dim, s.action_dim, s.num_actions, c.hidden, **form)
         self.critic = Critic(c, s)
-        return {"value": self.value.network, "actor": actor, "critic": self.critic.network}
+        modules = {"value": self.value.network, "actor": actor, "critic": self.critic.network}
+        return {**modules, **self.cost_modules()}
 
     @abstractmethod
     def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Tensor) -> Loss:
@@ -110,11 +114,19 @@ class SteepValue(WithCritic, Algorithm[ConfigT]):
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> Loss:
         """-E min(exp(temperature (Q - V)), cap) log pi(a|s)."""
-        advantage = q - self.value(state.params["value"], batch["observations"]).mean
-        weight = losses.advantage_weight(advantage, self.config.temperature, self.config.max_weight)
+        weight, metrics = self.weights(state, batch, q)
         dist = self.apply("actor", actor, batch["observations"], key)
         loss = (weight * self.policy.bc_loss(dist, batch["actions"])).mean()
-        return loss, {"actor/loss": loss, "actor/advantage": advantage.mean(), "actor/weight": weight.mean()}
+        return loss, {"actor/loss": loss, **metrics}
+
+    def weights(self, state: TrainState, batch: Batch, q: Tensor) -> tuple[Tensor, Metrics]:
+        """min(exp(temperature (Q - V)), cap) [B], of which a limit of costs lowers Q - V where these are high."""
+        advantage = q - self.value(state.params["value"], batch["observations"]).mean
+        advantage, costs = self.limited_advantage(
+            advantage, state, batch, lambda limit: limit.policy_cost(state, batch["observations"])
+        )
+        weight = losses.advantage_weight(advantage, self.config.temperature, self.config.max_weight)
+        return weight, {"actor/advantage": advantage.mean(), "actor/weight": weight.mean(), **costs}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         target_critics = self.critic.target_critics(state, key)
@@ -127,8 +139,9 @@ class SteepValue(WithCritic, Algorithm[ConfigT]):
             value["value/gradient"] = gradient_norm(opt_state, state.opt["value"], self.optimizer("value"))
         state, actor = self.descend(state, "actor", self.actor_loss, batch, q, key)
         state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
-        state = self.critic.regularised(state)
-        return self.polyak(state, "critic"), {**value, **actor, **critic}
+        state = self.polyak(self.critic.regularised(state), "critic")
+        state, costs = self.learn_costs(state, batch, lambda b: self.weights(state, b, q)[0], actor)
+        return state, {**value, **actor, **critic, **costs}
 
     def actor(self, state: TrainState) -> Actor:
         return (NoisyActor if isinstance(self.policy, Deterministic) else MemorylessActor)(self, state)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.algorithm import Adam, Algorithm, Batch, Loss, Params, TrainState, Update
-from offrl.families.critics import Critic, CriticSettings, Target, Values, WithCritic
+from offrl.families.critics import ConstraintSettings, Critic, CriticSettings, Target, Values, WithCritic
 from offrl.nn import Categorical, TanhGaussian
 from offrl.settings.field import defaults, setting
 
@@ -73,7 +73,7 @@ class SoftActorCritic(WithCritic, Algorithm[ConfigT]):
     def modules(self) -> dict[str, nn.Module]:
         entropy, actor = LogWeight(self.config.entropy_weight), self.make_actor()
         self.critic = Critic(self.config, self.spec)
-        return {"entropy": entropy, "actor": actor, "critic": self.critic.network}
+        return {"entropy": entropy, "actor": actor, "critic": self.critic.network, **self.cost_modules()}
 
     def make_actor(self) -> nn.Module:
         """The policy network."""
@@ -144,12 +144,20 @@ class SoftActorCritic(WithCritic, Algorithm[ConfigT]):
         if self.spec.discrete:
             log_p, entropy = self.probabilities(actor, observations)
             q, _ = self.critic.expected_q(critic, observations, log_p, self.config.actor_value)
-            loss = -(q + weight * entropy).mean()
-            return loss, {"actor/loss": loss, "actor/q": q.mean()}
-        action, log_p = self.sample(actor, observations, key)
-        q = self.critic.reduce_ensemble(self.critic.q(critic, observations, action), self.config.actor_value)
-        loss = (weight * log_p - q).mean()
-        return loss, {"actor/loss": loss, "actor/q": q.mean()}
+            policy, loss = log_p, -(q + weight * entropy).mean()
+        else:
+            policy, log_p = self.sample(actor, observations, key)
+            q = self.critic.reduce_ensemble(self.critic.q(critic, observations, policy), self.config.actor_value)
+            loss = (weight * log_p - q).mean()
+        metrics = {"actor/loss": loss, "actor/q": q.mean()}
+        return self.limited(loss, metrics, state, observations, policy, q.detach().abs().mean())
+
+    def next_policy(self, state: TrainState, batch: Batch, key: Tensor) -> Tensor:
+        """Actions [B, A] of the policy at the next observations; discrete: its log probabilities [B, K]."""
+        actor, observations = state.params["actor"], batch["next_observations"]
+        return (
+            self.probabilities(actor, observations) if self.spec.discrete else self.sample(actor, observations, key)
+        )[0]
 
     def target(self, state: TrainState, actor: Params, batch: Batch, key: Tensor) -> Target:
         """r + discount * (1 - terminated) * (min_k Q'_k(s', a') - alpha log pi(a'|s')), a' from the policy, or the best
@@ -201,11 +209,12 @@ class SoftActorCritic(WithCritic, Algorithm[ConfigT]):
         state, entropy = self.descend(state, "entropy", self.entropy_loss, negative_entropy)
         state, actor = self.descend(state, "actor", self.actor_loss, batch, actor_key)
         state, critic = self.descend(state, "critic", self.critic_loss, batch, critic_key)
-        state = self.critic.regularised(state)
-        return self.polyak(state, "critic"), {**entropy, **actor, **critic}
+        state = self.polyak(self.critic.regularised(state), "critic")
+        state, costs = self.learn_costs(state, batch, lambda b: self.next_policy(state, b, critic_key), actor)
+        return state, {**entropy, **actor, **critic, **costs}
 
 
 @dataclass
 @defaults(hidden=[256, 256, 256], critics=10, init="fixed_bias")
-class ManyCriticsSettings(SoftSettings):
+class ManyCriticsSettings(SoftSettings, ConstraintSettings):
     """Settings of SAC-N and EDAC; the defaults are the authors'."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.actor import NoisyActor
-from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Traits, Update
+from offrl.algorithm import Algorithm, Batch, Loss, Metrics, Params, TrainState, Traits, Update
 from offrl.families.critics import Critic, CriticSettings, Values, WithCritic
 from offrl.nn import Deterministic
 from offrl.nn.own_encoders import members
@@ -45,7 +45,7 @@ class TD3(WithCritic, Algorithm[ConfigT]):
         c, s = self.config, self.spec
         self.critic = Critic(c, s)
         actor = Deterministic(s.observation_dim, s.action_dim, c.hidden, activation=c.activation, init=c.init)
-        return {"critic": self.critic.network, "actor": actor}
+        return {"critic": self.critic.network, "actor": actor, **self.cost_modules()}
 
     def next_action(self, state: TrainState, batch: Batch, key: Tensor) -> Tensor:
         """a' [B, A]: the target actor's action at s' with clipped noise (target policy smoothing)."""
@@ -71,11 +71,11 @@ class TD3(WithCritic, Algorithm[ConfigT]):
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
-        state = self.critic.regularised(state)
-        if phase == 0:
-            return state, critic
-        state, actor = self.descend(state, "actor", self.actor_loss, batch)
-        return self.move_targets(state), {**critic, **actor}
+        state, actor = self.critic.regularised(state), Metrics()
+        if phase == 1:
+            state, actor = self.descend(state, "actor", self.actor_loss, batch)
+        state, costs = self.learn_costs(state, batch, lambda b: self.next_action(state, b, key), actor)
+        return state if phase == 0 else self.move_targets(state), {**critic, **actor, **costs}
 
     def move_targets(self, state: TrainState) -> TrainState:
         """The state with its target critics and its target actor a step further."""

@@ -19,7 +19,7 @@ import torch
 from offrl.data.dataset import DataSpec
 from offrl.data.fit import check_fit
 from offrl.errors import UserError, warn
-from offrl.evaluation.evaluator import finite_rows
+from offrl.evaluation.arrays import finite_rows
 from offrl.evaluation.steppers import StepFailed, Steps, step_all
 from offrl.tasks.entries import entries
 from offrl.tasks.environments import action_kind, episode_limit, flattener, make_env, to_space
@@ -66,6 +66,7 @@ class Turn:
     valid: np.ndarray  # [K] bool: False where the physics blew up, after which there is no transition
     ended: list[tuple[int, float, int]]  # (replica, return, length) of the episodes that ended
     successes: np.ndarray  # [K] float64 in [0, 1] of this step; NaN where the environment said nothing
+    costs: np.ndarray  # [K] float64 of this step; likewise
 
 
 class Play:
@@ -166,7 +167,7 @@ class Play:
             if over[k]:
                 ended.append((seat.replica, seat.total, len(seat.actions)))
                 self._reset(k, seat)
-        return Turn(before, stored, rewards, rows, terminated, over, valid, ended, steps.successes)
+        return Turn(before, stored, rewards, rows, terminated, over, valid, ended, steps.successes, steps.costs)
 
     # ---- in the middle of an episode
 
@@ -208,6 +209,7 @@ class Play:
                 seat.total += float(steps.rewards[i])
                 turn.observations[k], turn.next_observations[k] = self.current[k], rows[i]
                 turn.actions[k], turn.rewards[k], turn.valid[k] = parts[k][t], steps.rewards[i], True
+                turn.costs[k] = steps.costs[i]
                 self.current[k] = rows[i]
         saved = state["current"].numpy()
         restarted |= {k for k in range(len(self.seats)) if self.current[k].tobytes() != saved[k].tobytes()}
@@ -220,9 +222,18 @@ class Play:
     def _blank(self) -> Turn:
         count = len(self.seats)
         actions = np.zeros(count, np.int64) if self.discrete else np.zeros((count, self.choices), np.float32)
-        rows, flags = np.zeros_like(self.current), np.zeros(count, bool)
+        rows, flags, unknown = np.zeros_like(self.current), np.zeros(count, bool), np.full(count, np.nan)
         return Turn(
-            rows, actions, np.zeros(count), rows.copy(), flags, flags.copy(), flags.copy(), [], np.full(count, np.nan)
+            rows,
+            actions,
+            np.zeros(count),
+            rows.copy(),
+            flags,
+            flags.copy(),
+            flags.copy(),
+            [],
+            unknown,
+            unknown.copy(),
         )
 
     def _reset(self, k: int, seat: Seat) -> None:

@@ -58,12 +58,13 @@ class Start:
 
 
 def check_rewards(settings: DatasetConfig, config: FinetuneConfig) -> None:
-    """Raise UserError where batches would mix labelled rewards with the environment's."""
-    if getattr(settings, "reward_labels", None) and config.mixing != 0.0:
-        raise UserError(
-            "the data's rewards are labels (dataset.reward_labels), and the environment gives its own: batches would "
-            "mix two kinds of rewards; mixing=0 learns from the environment's alone"
-        )
+    """Raise UserError where batches would mix labelled rewards or costs with the environment's."""
+    for quantity in ("reward", "cost"):
+        if getattr(settings, f"{quantity}_labels", None) and config.mixing != 0.0:
+            raise UserError(
+                f"the data's {quantity}s are labels (dataset.{quantity}_labels), and the environment gives its own: "
+                f"batches would mix two kinds of {quantity}s; mixing=0 learns from the environment's alone"
+            )
 
 
 def run_data(

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from offrl.data.dataset import DataSpec
+from offrl.data.raw import AMOUNTS
 from offrl.data.samplers.chunks import WHOLE, ChunkSampler
-from offrl.data.samplers.transitions import AT_END, FOLLOWING, SPAN, STEP_REWARDS, VALID, TransitionSampler
+from offrl.data.samplers.transitions import AT_END, FOLLOWING, SPAN, VALID, TransitionSampler
 from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
 from offrl.evaluation import streams
@@ -46,7 +47,7 @@ def columns_for(spec: DataSpec, sampler: Any, name: str) -> dict[str, Column]:
     if not isinstance(sampler, TransitionSampler | ChunkSampler):
         raise UserError(f"{name} learns from batches of its own kind ({type(sampler).__name__}), which are not made of "
                         "single transitions: offrl finetune cannot go on with it")  # fmt: skip
-    if unknown := [column for column in sampler.extra if column not in LATE]:
+    if unknown := [column for column in sampler.extra if column not in (*LATE, "costs")]:
         raise UserError(f"{name} learns from the data's column '{unknown[0]}', which an environment does not give")
     action: Column = ((), torch.int64) if spec.discrete else ((spec.action_dim,), torch.float32)
     number: Column = (), torch.float32
@@ -99,7 +100,7 @@ class RingWindows:
         """The columns of a window, of those of a row."""
         length = (self.length,)
         more: dict[str, Column] = {
-            STEP_REWARDS: (length, torch.float32),
+            **{f"step_{name}": (length, torch.float32) for name in AMOUNTS if name in columns},
             VALID: (length, torch.bool),
             SPAN: ((), torch.int64),
         }
@@ -126,11 +127,12 @@ class RingWindows:
 
     def _window(self, rows: list[Row]) -> Row:
         first, last, span = rows[0], rows[-1], len(rows)
-        rewards = np.zeros(self.length, np.float32)
-        rewards[:span] = [row["rewards"] for row in rows]
+        amounts = {f"step_{name}": np.zeros(self.length, np.float32) for name in AMOUNTS if name in first}
+        for name, values in amounts.items():
+            values[:span] = [row[name.removeprefix("step_")] for row in rows]
         valid = np.arange(self.length) < span
         window = {**first, **{name: value for name, value in last.items() if _head(name) in AT_END}}
-        window |= {STEP_REWARDS: rewards, VALID: valid, SPAN: np.int64(span)}
+        window |= {**amounts, VALID: valid, SPAN: np.int64(span)}
         window |= {_renamed(name): value for name, value in first.items() if _head(name) == "next_observations"}
         if self.chunks:
             window["actions"] = np.stack([row["actions"] for row in rows] + [last["actions"]] * (self.length - span))
@@ -217,6 +219,13 @@ class Rows:
             "rewards": (turn.rewards * self.spec.reward_scale + self.spec.reward_shift).astype(np.float32),
             "masks": (~turn.terminated).astype(np.float32),
         }
+        if "costs" in self.single:
+            if np.isnan(turn.costs[turn.valid]).any():
+                raise UserError(
+                    f"the algorithm learns from costs, and the environment of {self.spec.name} gives none: "
+                    "info['cost'] is what each step costs"
+                )
+            ready["costs"] = turn.costs.astype(np.float32)
         # flags of the data's rows alone, such as of demonstrations
         ready |= {
             name: np.zeros(len(turn.rewards), np.float32)

@@ -103,6 +103,10 @@ class ObjectPolicy:
     def observe_reward(self, carry: Any, rewards: np.ndarray) -> Any:
         return guarded(self.where, observe_reward, self.policy, carry, rewards)
 
+    def observe_cost(self, carry: Any, costs: np.ndarray) -> Any:
+        method = getattr(self.policy, "observe_cost", None)
+        return carry if method is None else guarded(self.where, method, carry, costs)
+
 
 def _shown(observations: np.ndarray) -> Any:
     """Copies of observations [E, ...] for code of the user's."""

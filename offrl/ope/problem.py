@@ -279,6 +279,7 @@ def _by_episodes(
     spec = dataset.spec
     # as recorded
     rewards = (dataset.columns["rewards"].double().numpy() - spec.reward_shift) / (spec.reward_scale or 1.0)
+    costs = dataset.columns["costs"].double().numpy() if spec.costs else None
     order = np.argsort(start - end, kind="stable")
     more = {"explore": True} if explore else {}
     for first in range(0, len(order), EPISODES):
@@ -295,7 +296,8 @@ def _by_episodes(
             actions, carry = policy.step(carry, rows, t, **more)
             gained = np.zeros(len(episodes))
             gained[alive] = rewards[starts[alive] + t]
-            carry = observe_reward(policy, carry, gained)
+            spent = None if costs is None else np.where(alive, costs[np.where(alive, starts + t, 0)], 0.0)
+            carry = observe_reward(policy, carry, gained, spent)
             scaled = scale(name, actions, len(rows), dataset, alive | beyond)
             current[starts[alive] + t] = scaled[alive]
             after[starts[beyond] + t - 1] = scaled[beyond]

@@ -1,15 +1,18 @@
-"""Sections of a report about what stands behind the scores: settings, times, environments and versions, training
-metrics.
+"""Sections of a report about what stands beside and behind the scores: costs, settings, times, environments and
+versions, training metrics.
 """
 
 from __future__ import annotations
 
+from offrl.figures.costs import limits
 from offrl.report import diagnostics as details
 from offrl.report import figures
 from offrl.report.context import MANY, MANY_RUNS, ReportContext, first, folded
-from offrl.report.page import Cell
+from offrl.report.page import Cell, slug
+from offrl.report.rows import interval_cell, span
 from offrl.runs.run import SavedRun
 from offrl.runs.score import Missing, Score
+from offrl.statistics.intervals import share_interval
 
 MOST_DIAGNOSTICS, FEW_DIAGNOSTICS = 60, 20  # pictures of training metrics, at most, and for more than MANY_RUNS runs
 SOME = 5  # runs of an algorithm on a dataset whose training metrics are drawn, of more than MANY_RUNS
@@ -29,6 +32,46 @@ FIRST_METRICS = (
     "evaluation: discounted_mean",
     "critic/loss",
 )
+
+
+COSTS = (
+    "Undiscounted costs of episodes at the last evaluation, means over seeds with their 95% intervals, beside the "
+    "returns of the same episodes: the two are never made one number. cost / limit: 1 or less keeps the limit (DSRL's "
+    "normalised cost). Safe seeds: those whose mean cost keeps it, with Wilson's 95% interval."
+)
+
+
+def costs(context: ReportContext) -> None:
+    """Return against cost, and the share of seeds that keep their limit."""
+    rows = [e for e in context.rows if e.cell.scores and all(s.cost is not None for s in e.cell.scores)]
+    if not rows:
+        return
+    page = context.page
+    page.heading("Costs and limits")
+    page.text(COSTS, "small")
+    body = []
+    for e in rows:
+        multiples = [s.cost_normalized for s in e.cell.scores if s.cost_normalized is not None]
+        limited = len(multiples) == len(e.cell.scores)
+        safe = sum(multiple <= 1.0 for multiple in multiples)
+        share = tuple(100 * x for x in share_interval(safe, len(multiples))) if limited else None
+        body.append(
+            [
+                e.dataset,
+                e.label,
+                *(interval_cell(e.cell.interval(scale), False) for scale in ("raw", "cost")),
+                Cell(f"{sum(multiples) / len(multiples):.2f}", value=sum(multiples)) if limited else None,
+                None
+                if share is None
+                else Cell(f"{safe} of {len(multiples)}", small=(span(share) + "%",), value=float(safe)),
+            ]
+        )
+    page.table(["dataset", "algorithm", "return", "cost", "cost / limit", "safe seeds"], body, sortable=True)
+    with page.gallery():
+        for dataset in dict.fromkeys(e.dataset for e in rows):
+            points = {e.label: (e.cell.interval("cost"), e.returns) for e in rows if e.dataset == dataset}
+            context.add(limits(points, context.colour), f"costs-{slug(dataset)}", f"Return against cost on {dataset}.")
+    page.legend([(label, context.colour[label]) for label in context.labels(rows)])
 
 
 def settings(context: ReportContext) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from offrl.data.costs import within_limits
 from offrl.data.dataset import DataSpec
 from offrl.data.loading.assemble import without_pixels
 from offrl.data.raw import RawData
@@ -18,34 +18,16 @@ from offrl.data.tools.streams import shown_by
 from offrl.data.transforms.columns import is_published, scales
 from offrl.errors import UserError
 from offrl.figures import dataset as draw
+from offrl.figures.costs import episode_costs
 from offrl.figures.frames import contact_sheets
+from offrl.figures.sample import SAMPLE, Sample, sample_of
 from offrl.figures.style import own_settings
 from offrl.report.page import Cell, Page
 from offrl.settings.dataset import DatasetConfig
 
-SAMPLE = 50_000  # rows that the pictures of actions, rewards and observations are drawn from
-SAMPLE_BYTES = 200_000_000  # of one column; fewer rows of large images
 EDGE = 1e-3  # of the range: how near its end an action counts as on it
 UNLIKE = 100  # ratio of standard deviations above which observations should be normalised
 WIDE = 512  # numbers in an observation above which it is not taken apart by dimension
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Rows drawn from a dataset, by their numbers in ascending order; `episode` is each row's episode, or None where
-    there are none.
-    """
-
-    rows: np.ndarray
-    episode: np.ndarray | None
-    all_rows: bool
-
-    def take(self, column: np.ndarray) -> np.ndarray:
-        """These rows of a column [R, ...] (which may be mapped, or too short) as [n, width] float64."""
-        rows = self.rows[self.rows < len(column)]
-        limit = max(1, int(SAMPLE_BYTES / max(1, 8 * int(np.prod(column.shape[1:], dtype=np.int64)))))
-        rows = rows[:: -(-len(rows) // limit)] if len(rows) > limit else rows
-        return np.asarray(column[rows], np.float64).reshape(len(rows), int(np.prod(column.shape[1:], dtype=np.int64)))
 
 
 def doctor(config: DatasetConfig, out: Path) -> Report:
@@ -73,7 +55,7 @@ def write_page(raw: RawData, findings: Report, out: Path) -> Path:
     """The page and pictures of `doctor` about columns that were already read."""
     shown = shown_by(raw)
     raw = without_pixels(raw) if shown else raw
-    sample = _sample(raw, findings)
+    sample = sample_of(raw, findings)
     page = Page(
         findings.name,
         " · ".join(t for t in (findings.source, findings.path if findings.path != findings.name else "") if t),
@@ -83,7 +65,7 @@ def write_page(raw: RawData, findings: Report, out: Path) -> Path:
     if findings.returns is not None and findings.lengths is not None and len(findings.returns):
         page.heading("Episodes")
         with page.gallery(small=True):
-            for figure, name, caption in draw.episodes(findings):
+            for figure, name, caption in (*draw.episodes(findings), *episode_costs(findings)):
                 _add(page, figure, out / f"{name}.png", caption)
     _columns(page, raw, findings, sample, out)
     for figure, name, caption in contact_sheets(shown):
@@ -105,16 +87,6 @@ def _add(page: Page, figure: Any, path: Path, caption: str) -> None:
 
     save(figure, path)
     page.figure(figure, caption)
-
-
-def _sample(raw: RawData, findings: Report) -> Sample:
-    all_rows = raw.rows <= SAMPLE
-    rows = (
-        np.arange(raw.rows) if all_rows else np.sort(np.random.default_rng(0).choice(raw.rows, SAMPLE, replace=False))
-    )
-    lengths = findings.lengths
-    episode = None if lengths is None else np.searchsorted(np.cumsum(lengths), rows, side="right")
-    return Sample(rows, episode, all_rows)
 
 
 def _verdict(page: Page, raw: RawData, findings: Report, sample: Sample) -> None:
@@ -221,6 +193,8 @@ def _facts(page: Page, raw: RawData, findings: Report) -> None:
         rows.append(["episode return", draw.spread(findings.returns)])
         if findings.scores is not None:
             rows.append([f"normalised ({findings.reference})", draw.spread(findings.scores)])
+        if findings.costs is not None:
+            rows += [["episode cost", draw.spread(findings.costs)], *within_limits(findings.costs, findings.returns)]
         rows.append(["episode length", draw.spread(findings.lengths)])
     observations = raw.columns.get("observations")
     if observations is not None and observations.size:

@@ -17,6 +17,8 @@ from typing import Any
 
 from offrl.errors import UserError
 from offrl.runs.loggers import Loggers
+from offrl.runs.parse import header
+from offrl.runs.score import COSTS
 from offrl.settings.replicas import Replica
 from offrl.system.csv_text import text_of
 from offrl.system.files import open_to_append, replacing
@@ -32,6 +34,7 @@ EPISODES = "episodes.jsonl"  # the single episodes behind scores.csv
 BOARD = {  # what TensorBoard calls the columns of scores.csv
     "eval/return": "return_mean", "eval/length": "length_mean", "eval/success": "success", "eval/score": "score",
     "eval/discounted_return": "discounted_mean", "eval/q_overestimation": "q_overestimation",
+    "eval/cost": "cost", "eval/safe": "safe",
 }  # fmt: skip
 
 
@@ -85,6 +88,17 @@ class LineFile:
                 data = data[self.file.write(data) :]
         except OSError as error:
             os.ftruncate(self.file.fileno(), size)
+            raise write_error(error, self.path) from None
+
+    def widen(self, columns: str, count: int) -> None:
+        """Give a table `count` more columns, empty so far. columns: the new first line. Raises UserError."""
+        _, *lines = self.path.read_text(encoding="utf-8").splitlines()
+        self.file.close()
+        try:
+            with replacing(self.path) as out:
+                out.write("".join(f"{line}\n" for line in [columns, *(line + "," * count for line in lines)]).encode())
+            self.file = open_to_append(self.path, buffering=0)
+        except OSError as error:
             raise write_error(error, self.path) from None
 
     def sync(self) -> None:
@@ -154,7 +168,7 @@ class RunLog:
         self.run_dir = Path(run_dir)
         self.replicas = tuple(replicas)
         fields = [field for field, _ in self.replicas[0].values]
-        if clashes := set(fields) & set(SCORE_COLUMNS):
+        if clashes := set(fields) & {*SCORE_COLUMNS, *COSTS}:
             raise UserError(
                 f"grid.{min(clashes)}: scores.csv has another column of that name; rename that field of the algorithm"
             )
@@ -166,9 +180,10 @@ class RunLog:
             raise write_error(error, self.run_dir) from None
         self._metrics = LineFile(self.run_dir / "metrics.jsonl", json_step, keep_to)
         scores_to = keep_to if unscored is None else unscored - 1
-        self._scores = LineFile(
-            self.run_dir / "scores.csv", _csv_step, scores_to, header=",".join(self._columns) + "\n"
-        )
+        path = self.run_dir / "scores.csv"
+        if resume_step is not None and header(path).endswith(",".join(COSTS)):
+            self._columns += COSTS
+        self._scores = LineFile(path, _csv_step, scores_to, header=",".join(self._columns) + "\n")
         self._episodes = LineFile(self.run_dir / EPISODES, json_step, scores_to)
         self._timing = LineFile(self.run_dir / "timing.jsonl", json_step, keep_to)
         # TensorBoard's purge takes metrics of these steps too
@@ -188,20 +203,32 @@ class RunLog:
         self._metrics.write(json.dumps({"step": int(step), **rows}, allow_nan=False) + "\n")
         self._shown(lambda logger: logger.scalars(step, rows))
 
-    def scores(self, step: int, rows: Sequence[Mapping[str, Any]], returns: Any = None, lengths: Any = None) -> None:
+    def scores(
+        self,
+        step: int,
+        rows: Sequence[Mapping[str, Any]],
+        returns: Any = None,
+        lengths: Any = None,
+        costs: Any = None,
+    ) -> None:
         """Evaluation results at `step`: one row per replica, in their order, with the keys of SCORE_COLUMNS (`step` and
-        the grid's values are filled in, the rest stays empty). `returns` (undiscounted) and `lengths` (steps), both
-        [N, E]: of the single episodes, for episodes.jsonl; the returns for TensorBoard too."""
+        the grid's values are filled in, the rest stays empty) and of COSTS where there are costs. `returns`
+        (undiscounted), `lengths` (steps) and `costs`, all [N, E]: of the single episodes, for episodes.jsonl; the
+        returns for TensorBoard too."""
+        if costs is not None and "cost" not in self._columns:
+            self._columns += COSTS
+            self._scores.widen(",".join(self._columns), len(COSTS))
         lines = []
         for replica, row in zip(self.replicas, rows, strict=True):
-            if unknown := set(row) - {*SCORE_COLUMNS}:
+            if unknown := set(row) - {*self._columns}:
                 raise ValueError(f"scores.csv has no column {sorted(unknown)}")
             full = {**row, "step": int(step), **dict(replica.values)}
             lines.append([_cell(full.get(name)) for name in self._columns])
         self._scores.write(text_of(lines))
         if returns is not None:
             counts = {} if lengths is None else {"lengths": [[int(n) for n in row] for row in lengths]}
-            line = {"step": int(step), "returns": [_floats(row) for row in returns], **counts}
+            spent = {} if costs is None else {"costs": [_floats(row) for row in costs]}
+            line = {"step": int(step), "returns": [_floats(row) for row in returns], **counts, **spent}
             self._episodes.write(json.dumps(line, allow_nan=False) + "\n")
         columns = {tag: [row.get(key) for row in rows] for tag, key in BOARD.items()}
         shown = {tag: _floats(v) for tag, v in columns.items() if all(x is not None for x in v)}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offrl.errors import UserError
+from offrl.runs.score import COSTS
 from offrl.settings.presets import bounded_tree
 from offrl.system.csv_text import rows_of
 from offrl.system.trust import read_text, refuse_sparse
@@ -107,14 +108,14 @@ def _thinned(
     yield from last.values()
 
 
-def provenance(row: Mapping[str, Any]) -> dict[str, str]:
-    """The columns of the provenance of a row of scores.csv or results.csv. Raises one of `Damage` where it is cut
-    short.
+def further(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of the provenance of a row of scores.csv or results.csv, and those of costs that it has. Raises one
+    of `Damage` where it is cut short.
     """
     values = {name: row[name] for name in PROVENANCE}
     if None in values.values():  # the line ends before it
         raise ValueError("no value")
-    return values
+    return values | {name: finite(row[name]) for name in COSTS if row.get(name)}
 
 
 def finite(text: str) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from offrl.errors import UserError, one_line
-from offrl.runs.parse import Damage, finite, header, json_of, lines_backwards, provenance, whole_rows, yaml_or_error
+from offrl.runs.parse import Damage, finite, further, header, json_of, lines_backwards, whole_rows, yaml_or_error
 from offrl.runs.paths import ended_early
 from offrl.runs.record import CONFIG, RECORD, SCORES, complete
 from offrl.runs.run import SavedRun
@@ -246,7 +246,7 @@ class Reader:
                 "raw": finite(row["return_mean"]),
                 "normalised": finite(row["score"]) if row["score"] else None,
                 "success": finite(row["success"]) if row["success"] else None,
-                **provenance(row),
+                **further(row),
             }
 
         self._each_row(path, ("seed", *run.grid), add)
@@ -296,7 +296,7 @@ class Reader:
                 raise ValueError
             values = {
                 **{k: row[k] for k in ("suite", "dataset", "algorithm", "settings", "cell", "run")},
-                **provenance(row),
+                **further(row),
                 **{k: int(row[k]) for k in ("seed", "step", "episodes")},
                 **{k: finite(row[k]) if row[k] else None for k in ("normalised", "success")},
             }

@@ -39,15 +39,17 @@ if TYPE_CHECKING:
 
 CONFIG, SCORES, CURVE, GRID = "config.yaml", "scores.csv", "learning_curve.png", "grid.png"
 RESTORE = "restore the file that offrl wrote, or choose another name="
-LATER = (
-    *DatasetConfig.VIEW,
-    "image_size",
-    "episodes",
-    "mask",
-    "intervention_share",
-    "pretrained_id",
-    "fusion",
-)  # settings of datasets and encoders
+LATER = {  # settings of later versions, which are in a run's name where they are set alone
+    "dataset": (
+        *DatasetConfig.VIEW,
+        *("image_size", "episodes", "mask", "intervention_share", "keep", "cost_labels"),
+    ),
+    "encoder": ("pretrained_id", "fusion"),
+    "algo": (
+        *("cost_limit", "cost_horizon", "cost_discount", "cost_pessimism", "cost_after_end"),
+        *("cost_states", "multiplier", "multiplier_rate"),
+    ),
+}
 PACKAGES = ("offrl", "torch", "numpy", "gymnasium", "mujoco", "minari", "h5py", "gymnasium-robotics")
 
 
@@ -175,9 +177,9 @@ def directory(config: TrainConfig, dataset: Dataset) -> Path:
     if config.name:
         return Path(config.runs_dir) / config.name
     settings = {**identity(config), "data": dataset.fingerprint, "env": config.eval.env}
-    # settings of later versions are in the name where they are set alone
-    for part, kind in (("dataset", DatasetConfig), ("encoder", EncoderConfig)):
-        settings[part] = {k: v for k, v in settings[part].items() if k not in LATER or v != _defaults(kind)[k]}
+    for part, kind in {"dataset": DatasetConfig, "encoder": EncoderConfig, "algo": type(config.algo)}.items():
+        default, later = _defaults(kind), LATER[part]
+        settings[part] = {k: v for k, v in settings[part].items() if k not in later or v != default[k]}
     if config.encoder == EncoderConfig():
         del settings["encoder"]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:6]

@@ -24,7 +24,7 @@ from offrl.runs.comparable import unlike
 from offrl.runs.exchange.merge import add
 from offrl.runs.paths import check_exists
 from offrl.runs.reader import Reader
-from offrl.runs.score import COLUMNS, RESULTS, Results, Score
+from offrl.runs.score import COLUMNS, COSTS, RESULTS, Results, Score
 from offrl.settings.diff import Variant, labels
 
 
@@ -119,10 +119,11 @@ def write(results: Results, path: str | Path) -> list[Path]:
     from offrl.system.files import replacing, write_text
 
     target = Path(path) if Path(path).suffix == ".csv" else Path(path) / RESULTS
-    columns = [[getattr(s, name) for s in results.scores] for name in COLUMNS]
+    names = (*COLUMNS, *(COSTS if any(s.cost is not None for s in results.scores) else ()))
+    columns = [[getattr(s, name) for s in results.scores] for name in names]
     # JSON's words for yes and no
     texts = [["true" if v else "false" for v in c] if c and isinstance(c[0], bool) else c for c in columns]
-    write_text(target, text_of([COLUMNS, *zip(*texts, strict=True)]))
+    write_text(target, text_of([names, *zip(*texts, strict=True)]))
     try:
         import pyarrow as pa
         import pyarrow.parquet as parquet
@@ -137,8 +138,8 @@ def write(results: Results, path: str | Path) -> list[Path]:
         "bool": pa.bool_(),
         "str": pa.string(),
     }
-    schema = pa.schema([(f.name, kinds[str(f.type)]) for f in fields(Score)])
-    table = pa.table(dict(zip(COLUMNS, columns, strict=True)), schema=schema)
+    schema = pa.schema([(f.name, kinds[str(f.type)]) for f in fields(Score) if f.name in names])
+    table = pa.table(dict(zip(names, columns, strict=True)), schema=schema)
     beside = target.with_suffix(".parquet")
     try:
         with replacing(beside) as file:

@@ -237,17 +237,18 @@ class SavedRun:
         max_steps: int | None = None,
         acting: Mapping[str, Any] | None = None,
         device: str = "auto",
+        cost_limit: float | None = None,
     ) -> Evaluation:
         """Score the final policies of all replicas again, in the order of `replicas`.
 
         env: see `task`. acting: see `TrainedPolicy.with_settings`. device: where policies act whose actions take long,
-        such as language models. Raises UserError where there is no environment, or it does not fit the data.
+        such as language models. cost_limit: of an episode, for `Evaluation.limits`; None: the algorithm's own. Raises
+        UserError where there is no environment, or it does not fit the data.
         """
         policies = [self.load_policy(r, device) for r in self.replicas]
         policies = [p.with_settings(acting) for p in policies] if acting else policies
-        return self._score(
-            policies, env, EvalConfig(episodes=episodes, seed=seed, parallel=parallel, max_steps=max_steps)
-        )
+        config = EvalConfig(episodes=episodes, seed=seed, parallel=parallel, max_steps=max_steps, cost_limit=cost_limit)
+        return self._score(policies, env, config)
 
     def evaluate_target_returns(
         self,

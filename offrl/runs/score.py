@@ -40,6 +40,11 @@ class Score:
     cell: str  # of a grid, in words: `temperature=3,expectile=0.7`; "" without
     run: str  # the run directory
     final: bool  # of the last evaluation of a run that reached its `steps`, by a seed that did not diverge
+    # mean undiscounted cost of an episode, that by DSRL's normalisation with the limit, and the share of episodes that
+    # keep it; None where the environment gives no costs, or there is no limit
+    cost: float | None = None
+    cost_normalized: float | None = None
+    safe: float | None = None
 
     @property
     def provenance(self) -> Provenance:
@@ -57,7 +62,8 @@ class Score:
         return self.raw if self.normalised is None else self.normalised
 
 
-COLUMNS = tuple(f.name for f in fields(Score))
+COSTS = ("cost", "cost_normalized", "safe")  # columns of tables with costs alone
+COLUMNS = tuple(f.name for f in fields(Score) if f.name not in COSTS)
 
 
 @dataclass(frozen=True)
@@ -92,8 +98,8 @@ class Cell:
         return bool(rows) and all(s.normalised is not None for s in rows)
 
     def interval(self, scale: str = "") -> tuple[float, float, float]:
-        """(mean, low, high) of the final scores, by Student's t; NaN without any. scale: "raw", "normalised" or
-        "success"; "": the value.
+        """(mean, low, high) of the final scores, by Student's t; NaN without any. scale: "raw", "normalised",
+        "success" or "cost"; "": the value.
         """
         values = [getattr(s, scale or ("normalised" if self.normalised else "raw")) for s in self.scores]
         return mean_interval([math.nan if v is None else v for v in values])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from offrl.errors import UserError, one_line, say
 from offrl.settings.replicas import Replica, Values, by_cell, grid_text, number
-from offrl.statistics.intervals import mean_interval
+from offrl.statistics.intervals import mean_interval, share_interval
 
 if TYPE_CHECKING:
     from offrl.runs.run import SavedRun
@@ -104,6 +104,8 @@ class Result:
     success: Interval | None = None  # share of episodes, when the task has a notion of success
     behaviour: float | None = None  # mean of the dataset's own episodes: a score when `score` is given, else a return
     values: Values = ()  # the grid point that these seeds were trained at
+    cost: Interval | None = None  # of an episode, where the environment gives costs
+    safe: Interval | None = None  # share of the seeds whose mean cost keeps the limit, when there is one
 
 
 def final_table(results: Sequence[Result], title: str = "") -> None:
@@ -119,6 +121,8 @@ def final_table(results: Sequence[Result], title: str = "") -> None:
         "score [95% interval]": [interval_text(r.score) for r in results],
         "success [95% interval]": [interval_text(r.success, 2) for r in results],
         "return [95% interval]": [interval_text(r.returns) for r in results],
+        "cost [95% interval]": [interval_text(r.cost) for r in results],
+        "safe seeds [95% interval]": [interval_text(r.safe, 2) for r in results],
         f"data's mean {unit}": ["" if r.behaviour is None else f"{r.behaviour:.1f}" for r in results],
         "seeds": [str(r.seeds) for r in results],
     }
@@ -189,13 +193,23 @@ def summarise(algorithm: str, rows: Sequence[dict[str, Any]], record: dict[str, 
     """
 
     def interval(key: str) -> tuple[float, float, float] | None:
-        values = [r[key] for r in rows]
-        return None if any(v is None for v in values) else mean_interval(values)
+        values = [r.get(key) for r in rows]
+        return None if None in values else mean_interval(values)
 
     returns, score = interval("return_mean"), interval("score")
     assert returns is not None
+    normalized = [r.get("cost_normalized") for r in rows]
+    safe = None if None in normalized else share_interval(sum(c <= 1.0 for c in normalized), len(rows))
     return Result(
-        algorithm, len(rows), returns, score, interval("success"), behaviour(record, score is not None), values
+        algorithm,
+        len(rows),
+        returns,
+        score,
+        interval("success"),
+        behaviour(record, score is not None),
+        values,
+        interval("cost"),
+        safe,
     )
 
 

@@ -50,7 +50,9 @@ class DatasetConfig:
         "expert_unmarked",
         "imagined",
         "reward_labels",
+        "cost_labels",
         "terminated_only",
+        "keep",
         "top_fraction",
         "weighting",
         "weighting_temperature",
@@ -195,8 +197,16 @@ class DatasetConfig:
         "new rewards: file.py:function or package.module:function of an episode's columns, or a file of offrl data "
         "label (.safetensors)",
     )
+    cost_labels: str | None = setting(
+        None, "new costs, 0 or above, as reward_labels: file.py:function of an episode's columns"
+    )
     terminated_only: bool = setting(
         False, "keep the episodes that ended by themselves: where that is success, the successful ones"
+    )
+    keep: str = setting(
+        "",
+        'keep the episodes of which this holds, in sums as they stand: "cost <= 20"; of cost, return and length, also '
+        '"cost > 5 and cost <= 15"',
     )
     top_fraction: float = setting(
         1.0, "keep this share of the episodes (at least one), the best by return", above=0.0, high=1.0

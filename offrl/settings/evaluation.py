@@ -37,6 +37,12 @@ class EvalConfig:
     estimate: bool = setting(
         True, "without an environment: when training ends, estimate the policies' values from the data"
     )
+    cost_limit: float | None = setting(
+        None,
+        "where the environment gives costs: the limit of an episode's, for cost_normalized and safe; null: the "
+        "algorithm's own",
+        low=0.0,
+    )
     max_steps: int | None = setting(None, "cut episodes after so many steps; null: the environment's own limit", low=1)
 
 

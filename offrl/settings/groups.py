@@ -14,6 +14,7 @@ CONTENT = {
     "critic": "networks that estimate values",
     "actor": "the policy's network and its training",
     "entropy": "the weight of the policy's entropy",
+    "cost": "how a limit of costs is kept",
     "network": "layers that all networks of an algorithm share",
     "optimizer": "learning rates and gradients",
     "model": "the world model and the rollouts in it",
@@ -35,6 +36,7 @@ GROUPS = {
     "entropy": (
         "entropy_weight max_entropy_weight target_entropy target_entropy_scale entropy_in_target entropy_learning_rate"
     ),
+    "cost": "cost_horizon cost_discount cost_pessimism cost_after_end cost_states multiplier multiplier_rate",
     "network": (
         "hidden inputs_hidden backward_hidden width layers decoder_layers heads feed_forward depth blocks base "
         "multiples recurrent_width embedding max_timestep padding tokenizer activation init dropout residual "

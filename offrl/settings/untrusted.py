@@ -25,7 +25,7 @@ from offrl.system.plugins.loading import of_file
 DEFAULTS = DatasetConfig()
 # the name says which data the run is of
 PLACES = tuple(f"dataset.{name}" for name in marked(DEFAULTS, "place") if name != "name")
-CODE = ("dataset.reward_labels",)
+CODE = ("dataset.reward_labels", "dataset.cost_labels")
 ENVIRONMENTS = ("env", "eval.env")
 PARTS = ("dataset", "eval")
 ASIDE = ("config", "resume", "trust", "runs_dir", "plugins")  # of a command: no settings of what it began

@@ -1,4 +1,4 @@
-"""Statistics for reports: a mean over seeds with its confidence interval."""
+"""Statistics for reports: a mean over seeds and a share of them with their confidence intervals."""
 
 from __future__ import annotations
 
@@ -51,3 +51,14 @@ def mean_interval(values: Sequence[float] | Any) -> tuple[float, float, float]:
     deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in numbers) / (n - 1))
     half = student_t(0.95, n - 1) * deviation / math.sqrt(n)
     return mean, mean - half, mean + half
+
+
+def share_interval(hits: int, count: int) -> tuple[float, float, float]:
+    """(share, low, high): the share of `count` trials that hit, and its 95% interval (Wilson's score interval, which
+    stays within 0 and 1 and has a width where all or none hit).
+    """
+    z = 1.959964
+    share, spread = hits / count, z * z / count
+    middle = (share + spread / 2) / (1 + spread)
+    half = z * math.sqrt(share * (1 - share) / count + spread / (4 * count)) / (1 + spread)
+    return share, max(0.0, middle - half), min(1.0, middle + half)

@@ -23,11 +23,15 @@ def reset_seed(seed: int, policy_seed: int, episode: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little") & 0x7FFFFFFF
 
 
-def observe_reward(policy: Any, carry: Any, rewards: np.ndarray) -> Any:
-    """The carry after the rewards [E] of the last actions, in the environment's units. Policies that use no rewards
-    have no `observe_reward(carry, rewards)`."""
-    method = getattr(policy, "observe_reward", None)
-    return carry if method is None else method(carry, rewards)
+def observe_reward(policy: Any, carry: Any, rewards: np.ndarray, costs: np.ndarray | None = None) -> Any:
+    """The carry after the rewards [E] and, where they are known, the costs [E] of the last actions, in the
+    environment's units. Policies that use none have no `observe_reward(carry, rewards)` and `observe_cost(carry,
+    costs)`."""
+    for name, amounts in (("observe_reward", rewards), ("observe_cost", costs)):
+        method = getattr(policy, name, None)
+        if method is not None and amounts is not None:
+            carry = method(carry, amounts)
+    return carry
 
 
 def set_goal(policy: Any, carry: Any, goals: np.ndarray | None) -> Any:
@@ -72,6 +76,27 @@ def success_of(info: dict[str, Any]) -> float | None:
         done, remaining = len(info["episode_task_completions"]), len(info.get("tasks_to_complete", ()))
         return done / max(1, done + remaining)
     return None
+
+
+def step(env: Any, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    """`env.step` in Gymnasium's form, whose info has what the step cost as "cost": safety-gymnasium's own environments
+    give six values, of which the third is the cost."""
+    result = env.step(action)
+    if len(result) != 6:
+        return result
+    observation, reward, cost, terminated, truncated, info = result
+    return observation, reward, terminated, truncated, {**info, "cost": cost}
+
+
+def cost_of(info: Any) -> float:
+    """The cost of the step that an environment reports as info["cost"]; NaN where it reports none. Raises ValueError
+    for one that is not finite or below 0."""
+    if not isinstance(info, Mapping) or "cost" not in info:
+        return np.nan
+    cost = np.asarray(info["cost"], float).item()
+    if not 0.0 <= cost < np.inf:
+        raise ValueError(f"info['cost'] is {cost}; a cost is a number of 0 or more")
+    return cost
 
 
 @contextlib.contextmanager

@@ -68,6 +68,7 @@ def two_step_problem(discrete: bool) -> tuple[Dataset, np.ndarray]:
     # known after the end too: a model learns nothing from a row whose next observation is not
     options["next_observations"] = np.where(ends[:, None], observations, np.roll(observations, -1, 0))
     options |= {"expert": np.ones(2 * n, bool), "tasks": np.zeros(2 * n, int), "optimal_actions": actions}
+    options["costs"] = np.zeros(2 * n)
     return from_arrays(observations, actions, rewards, ends, **options), best
 
 

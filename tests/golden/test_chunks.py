@@ -31,7 +31,7 @@ from offrl.data import load_dataset
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.chunks import VALID, WHOLE, ChunkSampler, valid_mean
-from offrl.data.samplers.transitions import SPAN, STEP_REWARDS, TransitionSampler, discounted
+from offrl.data.samplers.transitions import SPAN, TransitionSampler, discounted
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 
@@ -85,7 +85,7 @@ def test_windows_by_hand() -> None:
         window = w[row]
         assert numbers(window["actions"] * 20) == actions
         assert window[VALID].tolist() == [bool(v) for v in valid] and window[VALID].dtype == torch.bool
-        assert numbers(window[STEP_REWARDS]) == rewards and float(window["rewards"]) == REWARDS[row]
+        assert numbers(window["step_rewards"]) == rewards and float(window["rewards"]) == REWARDS[row]
         assert int(window[SPAN]) == span and float(window["masks"]) == mask and float(window[WHOLE]) == whole
         assert following is None or numbers(window["next_observations"]) == [following]
 
@@ -145,7 +145,7 @@ def brute(dataset: Dataset, row: int, h: int) -> dict[str, Any] | None:
     return {
         "observations": columns["observations"][row],
         "actions": columns["actions"][padded],
-        STEP_REWARDS: [float(columns["rewards"][s]) for s in steps] + [0.0] * (h - len(steps)),
+        "step_rewards": [float(columns["rewards"][s]) for s in steps] + [0.0] * (h - len(steps)),
         VALID: [True] * len(steps) + [False] * (h - len(steps)),
         SPAN: len(steps),
         "masks": 0.0 if ended else 1.0,

@@ -16,7 +16,7 @@ from offrl.algorithm import stack
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.goals import GoalSampler, Mix, cut
-from offrl.data.samplers.transitions import FOLLOWING, SPAN, STEP_REWARDS, TransitionSampler, discounted, windows
+from offrl.data.samplers.transitions import FOLLOWING, SPAN, TransitionSampler, discounted, windows
 from offrl.errors import UserError
 from offrl.families.goal_conditioned import goal_target
 from offrl.training.step import Step
@@ -75,7 +75,7 @@ def test_windows() -> None:
     assert torch.equal(batch["next_observations"][kept], hand["next_observations"][kept])
     assert batch["rewards"].tolist() == REWARDS[:8].tolist()  # of the first step, for whom wants it
     assert torch.equal(batch[FOLLOWING][:4], torch.tensor(OBSERVATIONS[1:5]))  # and the state after the first step
-    assert batch[STEP_REWARDS][3].tolist() == [8, 16, 0]
+    assert batch["step_rewards"][3].tolist() == [8, 16, 0]
     for discount in (0.0, 1.0):
         sums = [float(sum(discount**k * r for k, r in enumerate(REWARDS[i : i + STEPS[i]]))) for i in range(8)]
         assert discounted(batch, torch.tensor(discount))[0].tolist() == sums

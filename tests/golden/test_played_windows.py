@@ -67,6 +67,7 @@ def play() -> tuple[list[Turn], dict[int, Dataset]]:
                 np.ones(4, bool),
                 [],
                 np.full(4, np.nan),
+                rewards + 7.0,
             )
         )
     data = {}
@@ -76,14 +77,23 @@ def play() -> tuple[list[Turn], dict[int, Dataset]]:
         died = np.concatenate([[False] * (len(p["rows"]) - 1) + [p["died"]] for p in parts])
         s, a, r, after = (np.array(x, np.float32) for x in zip(*steps, strict=True))
         ends = died, last & ~died
-        data[n] = from_arrays(s[:, None], a, r, *ends, after[:, None], action_low=-1.0, action_high=1.0, check=False)
+        data[n] = from_arrays(
+            s[:, None], a, r, *ends, after[:, None], action_low=-1.0, action_high=1.0, check=False, costs=r + 7.0
+        )
     return turns, data
 
 
 @pytest.mark.parametrize(
     "sampler",
-    [ChunkSampler(3), ChunkSampler(1), TransitionSampler(n_step=4), TransitionSampler(("next_actions",), n_step=3)],
-    ids=["chunks", "chunks of one", "n-step", "n-step with next actions"],
+    [
+        ChunkSampler(3),
+        ChunkSampler(1),
+        TransitionSampler(n_step=4),
+        TransitionSampler(("next_actions",), n_step=3),
+        TransitionSampler(("costs",)),
+        TransitionSampler(("costs",), n_step=3),
+    ],
+    ids=["chunks", "chunks of one", "n-step", "n-step with next actions", "costs", "n-step with costs"],
 )
 def test_played_windows_are_those_of_the_data(sampler: Any) -> None:
     turns, data = play()

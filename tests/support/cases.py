@@ -59,6 +59,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
     "arsq": {"entropy_weight": 0.2, "bc_weight": 0.0, "polyak": 0.05, "bins": 9},
     "cal_ql": {"actor_learning_rate": 3e-3, "conservative_weight": 0.1, "polyak": 0.05},
     "cql": {"actor_learning_rate": 3e-3, "conservative_weight": 0.1, "polyak": 0.05},
+    "coptidice": {"divergence_weight": 0.1},
     "crl": {"bc_weight": 0.3},  # at 0.1 one seed in five has not learnt yet
     "meta_dt": {"dropout": 0.0, "context": 2, "prompt": 1, "prompt_warmup": 0, "task_model_steps": 50},
     "dpt": {"width": 32, "context": 2, "policy": "deterministic"},
@@ -170,14 +171,19 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "chunk_bc": [{"policy": "gaussian", "dropout": 0.2, "action_steps": 2}],
     "diffusion_bc": [{"length": 3, "action_steps": 2, "greedy": "sample"}],
     "flow_bc": [{"length": 3, "action_steps": 2, "average": 0.01}],
-    "cql": [{"action_gap": 1.0, "max_target_actions": 2}],
+    "awac": [{"cost_limit": 2.0, "multiplier": "dual"}],
+    "cql": [{"action_gap": 1.0, "max_target_actions": 2}, {"cost_limit": 2.0}],
+    "edac": [{"cost_limit": 2.0}],
     "gciql": [{"learner": "awr"}],
     "sharsa": [{"low_values": True, "value_loss": "squared", "pessimism": "mean"}],
     "qrl": [{"learner": "awr", "quasimetric": "mrn"}],
     "crl": [{"learner": "awr", "encoder": "residual", "width": 16, "contrast": "infonce", "energy": "l2"}],
     "idql": [{"choice": "expectile"}],
     "ifql": [{"n_step": 3, "critics": 3, "pessimism": "std"}],
-    "iql": [{"policy": "tanh_gaussian", "dropout": 0.2}, {"policy": "deterministic"}],
+    "coptidice": [{"cost_radius": 0.0, "cost_scale": "sum"}],
+    "cpq": [{"ood": "osrl"}],
+    "fql": [{"cost_limit": 2.0, "cost_pessimism": "min"}],
+    "iql": [{"policy": "tanh_gaussian", "dropout": 0.2}, {"policy": "deterministic"}, {"cost_limit": 2.0}],
     "dt": [{"padding": "left", "policy": "gaussian"}, {"prompt": "goal"}],
     "rvs": [{"condition": "goal"}],
     "combo": [{"kit_compat": True, "penalised_states": "model"}],
@@ -202,6 +208,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "recoil": [{"implicit_maximum": "expectile", "value_head": "c51"}],
     "fb": [{"conservative": "value"}, {"conservative": "measure", "penalty_target": None}],
     "breeze": [{"data_share": 0.3}, {"attention": False, "samples": 1}],
+    "rebrac": [{"cost_limit": 2.0, "n_step": 2}],
+    "sac_n": [{"cost_limit": 2.0, "cost_after_end": "hold"}],
+    "td3_bc": [{"cost_limit": 2.0, "cost_states": "first"}],
+    "xql": [{"cost_limit": 2.0, "cost_states": "first"}],
     "sequence_rl": [
         {"state_source": "model", "cutoff": 1.0},
         {"state_source": "distil", "action_steps": 9},
@@ -222,6 +232,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 
 SMALL: dict[str, Any] = {
     "hidden": [32, 32],
+    "autoencoder_hidden": [32],
     "batch_size": BATCH,
     "actions": 2,
     # world models, and what learns in them
@@ -329,8 +340,8 @@ GOALS = [c for c in BASE if ALGORITHMS[c.name].traits.goal_conditioned]
 BATCHED = [c for c in BASE if ALGORITHMS[c.name].traits.vectorized]
 each = functools.partial(pytest.mark.parametrize, "case", ids=str)
 # one of each mechanism: plain, delayed actors, values with policies, discrete actions, sequences, refreshed models,
-# goals, flows
-REPRESENTATIVES = ("bc", "td3_bc", "iql", "iql-discrete", "dt", "mopo", "gciql", "fql")
+# goals, flows, limits of costs
+REPRESENTATIVES = ("bc", "td3_bc", "iql", "iql-discrete", "dt", "mopo", "gciql", "fql", "iql-cost_limit=2.0")
 
 
 def representatives(cases: list[Case]) -> list[Any]:
@@ -351,6 +362,7 @@ def data(discrete: bool) -> Dataset:
     flags = np.arange(n) % 40 == 39, np.arange(n) % 100 == 89
     expert = {"expert": np.arange(n) < 90}  # for algorithms that imitate one
     expert |= {"tasks": np.arange(n) // 120, "optimal_actions": actions[::-1].copy()}  # for those that learn many tasks
+    expert["costs"] = (np.arange(n) % 5 == 0).astype(np.float32)
     dataset = from_arrays(3 + 2 * g.normal(size=(n, 4)), actions, g.normal(size=n), *flags, **bounds, **expert)  # type: ignore[arg-type]
     return normalize_observations(dataset)
 

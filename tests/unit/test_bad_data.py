@@ -204,7 +204,7 @@ def test_faulty_arrays() -> None:
         from_arrays(obs, act, rew, episode_ends=[1, 4])
     with pytest.raises(UserError, match="'rewards' has 3 rows"):
         from_arrays(obs, act, rew[:3])
-    with pytest.raises(UserError, match="'cost' has 2 rows"):
+    with pytest.raises(UserError, match="'costs' has 2 rows"):
         from_arrays(obs, act, rew, cost=np.zeros(2))
     with pytest.raises(UserError, match="rectangular"):
         from_arrays([[1.0], [1.0, 2.0]], act[:2], rew[:2])

@@ -82,18 +82,29 @@ def test_rows_are_sorted_by_ids_and_times(tmp_path: Path, kind: str) -> None:
 def test_a_column_whose_meaning_is_not_taken_is_refused(tmp_path: Path, kind: str) -> None:
     ends = {"episode_ends": ROW % 4 == 3}
     for word, meaning, more in (
-        ("cost", "costs", {}),
+        ("cost_0", "costs", {}),
         ("terminated", "terminations", {"terminals": ROW == 3}),
         ("episode", "episodes", {"episode_ids": ROW // 4}),
         ("date", "times", {"time": ROW}),
     ):
-        if kind == "arrays" and word == "cost":
+        if kind == "arrays" and word == "cost_0":
             continue  # a keyword is asked for: it is a further column
         text = refused(tmp_path, kind, {**CORE, **ends, word: ROW // 4 * 0, **more})
         assert f"the column '{word}', which holds {meaning} by its name" in text and "dataset.fields." in text
-    if kind != "arrays":
-        data = read(tmp_path, kind, {**CORE, **ends, "cost": ROW}, fields={"costs": "cost"})
-        assert data.columns["costs"].tolist() == ROW.tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_costs_are_recognised_and_no_reward(tmp_path: Path, kind: str) -> None:
+    ends = {"episode_ends": ROW % 4 == 3}
+    data = read(tmp_path, kind, {**CORE, **ends, "cost": ROW})
+    assert data.columns["costs"].tolist() == ROW.tolist() and data.spec.costs
+    assert data.episode_costs().tolist() == [6.0, 22.0, 38.0]
+    rewardless = {name: values for name, values in CORE.items() if name != "rewards"}
+    text = refused(tmp_path, kind, {**rewardless, **ends, "fuel_cost": ROW})
+    assert "'fuel_cost' is taken for costs" in text and "scale" in text
+    assert "'costs' holds -1, which is below 0 (1 rows) (first at episode 0, row 0)" in refused(
+        tmp_path, kind, {**CORE, **ends, "cost": ROW - 1.0}
+    )
 
 
 def test_starts_of_episodes_are_no_ends(tmp_path: Path) -> None:

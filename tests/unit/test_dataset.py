@@ -258,7 +258,7 @@ def test_columns_have_the_promised_types_and_images_stay_bytes() -> None:
         "truncations": "bool",
         "next_observations": "float32",
         "successor_known": "bool",
-        "cost": "float32",
+        "costs": "float32",
     }
     assert data.spec.observation_shape == (0,) and data.spec.streams == (StreamSpec("pixels", (4, 4, 3)),)
     assert all(len(c) == 7 and c.is_contiguous() for c in data.columns.values())

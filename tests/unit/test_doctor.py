@@ -20,6 +20,7 @@ from offrl.data.arrays import raw_from_arrays
 from offrl.data.raw import RawData
 from offrl.data.tools.inspect import Report, report
 from offrl.errors import UserError
+from offrl.figures.sample import sample_of
 from offrl.report import dataset as module
 from offrl.report.dataset import doctor, write_page
 from offrl.settings.dataset import DatasetConfig
@@ -172,14 +173,14 @@ def test_what_normalising_does_is_true_of_small_units(tmp_path: Path) -> None:
     ):
         own = replace(raw, source=source)
         findings = report(own, DatasetConfig())
-        assert any(words in text for text in module._remarks(own, findings, module._sample(own, findings))), source
+        assert any(words in text for text in module._remarks(own, findings, sample_of(own, findings))), source
 
 
 def test_large_data_are_sampled_and_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SAMPLE", 50)
+    monkeypatch.setattr("offrl.figures.sample.SAMPLE", 50)
     raw = made(rewards=np.arange(300.0))
     findings = report(raw, DatasetConfig())
-    sample = module._sample(raw, findings)
+    sample = sample_of(raw, findings)
     assert len(sample.rows) == 50 == len(set(sample.rows.tolist())) and sample.rows.tolist() == sorted(sample.rows)
     assert sample.episode is not None and sample.episode.tolist() == (sample.rows // 10).tolist()
     with undrawn(""):
@@ -194,7 +195,7 @@ def test_share_on_an_end_of_the_range() -> None:
 
     raw = made(actions=np.array([[1.0, 0.0]] * 6 + [[0.5, -1.0]] * 4))
     findings = report(raw, DatasetConfig())
-    assert edge_shares(raw, module._sample(raw, findings), 1e-3) == [(0.6, 0), (0.4, 1)]
+    assert edge_shares(raw, sample_of(raw, findings), 1e-3) == [(0.6, 0), (0.4, 1)]
 
 
 def test_coverage_names_the_variance() -> None:

@@ -228,7 +228,8 @@ def test_played_windows_are_those_of_the_data(encoder: str) -> None:
     for row in range(ROWS):
         before, action, after = (x[row : row + 1] for x in parts)
         shown = rows.observed(before)
-        _, taken = rows.take(Turn(before, action, one, after, no, np.array([row % LENGTH == LENGTH - 1]), ~no, [], one))
+        over = np.array([row % LENGTH == LENGTH - 1])
+        _, taken = rows.take(Turn(before, action, one, after, no, over, ~no, [], one, one))
         for name in ("observations", "next_observations"):
             value = due[name] if encoder == "stack" else due[name]["vector"]
             found = taken[name if encoder == "stack" else f"{name}/vector"]

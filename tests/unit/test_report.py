@@ -180,6 +180,23 @@ def test_large_folders_leave_out_what_the_page_says(tmp_path: Path, monkeypatch:
     assert "Of curves of more than 1 evaluations only about so many are drawn" in text
 
 
+def test_costs_stand_beside_returns(tmp_path: Path) -> None:
+    """Seeds 0 to 3 cost 10, 20, 30, 40 against a limit of 25: half of them keep it; Wilson's interval is 15% to 85%."""
+    run, plain = (make(tmp_path, name, "hopper-medium-v2", level(50.0), seeds=4) for name in ("cpq", "bc"))
+    header, *lines = (run / "scores.csv").read_text().splitlines()
+    costs = [10.0 * (1 + int(line.split(",")[1])) for line in lines]
+    lines = [f"{line},{c!r},{c / 25!r},{float(c <= 25)!r}" for line, c in zip(lines, costs, strict=True)]
+    (run / "scores.csv").write_text("\n".join([f"{header},cost,cost_normalized,safe", *lines]) + "\n")
+    text, _ = made(run, plain, out=tmp_path / "out", draw=True)
+    assert "Costs and limits" in text and "1.00 2 of 4 15.0 to 85.0%" in text
+    assert (tmp_path / "out" / "costs-hopper-medium-v2.png").is_file()
+    assert "cost,cost_normalized,safe" in (tmp_path / "out" / "scores.csv").read_text()
+    text, _ = made(tmp_path / "out" / "scores.csv", out=tmp_path / "again")
+    assert "1.00 2 of 4" in text
+    text, _ = made(plain, out=tmp_path / "plain")
+    assert "Costs and limits" not in text and "cost_normalized" not in (tmp_path / "plain" / "scores.csv").read_text()
+
+
 def test_the_headline(tmp_path: Path) -> None:
     grid(tmp_path / "runs")
     text, _ = made(tmp_path / "runs", out=tmp_path / "out", baseline="bc")

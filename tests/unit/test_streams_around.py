@@ -79,7 +79,17 @@ def played(dataset: Dataset, episodes: list[dict[str, np.ndarray]]) -> list[Turn
             over, row = np.array([t == len(rows) - 2]), len(turns)
             no, reward = np.zeros(1, bool), np.array([float(row)])
             turns.append(
-                Turn(rows[t][None], actions[row][None], reward, rows[t + 1][None], no, over, ~no, [], reward * np.nan)
+                Turn(
+                    rows[t][None],
+                    actions[row][None],
+                    reward,
+                    rows[t + 1][None],
+                    no,
+                    over,
+                    ~no,
+                    [],
+                    *2 * [reward * np.nan],
+                )
             )
     return turns
 

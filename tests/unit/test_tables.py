@@ -220,10 +220,11 @@ def test_an_unclear_file_lists_its_columns_and_a_command_that_works(
     assert config.fields == {
         "observations": ["temp_in", "temp_out"],
         "actions": "heater",
-        "rewards": [{"column": "cost", "scale": -1}],
+        "rewards": "COLUMN",
         "episode_ids": "house",
     }
-    assert "leave that out where it is negative already" in text
+    assert "without the scale where it is negative already" in text
+    config.fields["rewards"] = [{"column": "cost", "scale": -1}]
     assert load_dataset(config).num_episodes == 3
 
 

@@ -158,7 +158,16 @@ def _values(command: str, name: str, part: str, previous: Iterable[str]) -> list
         return _starting(part, ["auto", "none", *(f"{n}-v5" for n in MUJOCO)])
     if name in ("resume", "from", "algo.world_model", "world_model", "algo.value_run"):
         return _runs(part)
-    if name in ("config", "policy", "returns", "rewards", "out", "runs_dir", "dataset.reward_labels"):
+    if name in (
+        "config",
+        "policy",
+        "returns",
+        "rewards",
+        "out",
+        "runs_dir",
+        "dataset.reward_labels",
+        "dataset.cost_labels",
+    ):
         return _files(part, None)
     choices: Any = ()
     either = name == "trust"

@@ -17,7 +17,7 @@ import numpy as np
 from offrl.data.containers.guard import DEPTH, reading, refuse_empty_rows, refuse_growth
 from offrl.data.containers.plain_files import refuse_special
 from offrl.data.memory import Memory, chunks
-from offrl.data.raw import FLAGS
+from offrl.data.raw import AMOUNTS, FLAGS
 from offrl.errors import UserError
 
 _HARD, _SOFT = 0, 1  # types of links; any other (64, external) leads out of the file
@@ -232,7 +232,7 @@ def _loop(path: Path, size: int, changed: int) -> int:
 
 def column_dtype(name: str, dtype: np.dtype) -> Any:
     """The dtype to read a column with; floats become float32 on the way in."""
-    if name == "rewards" or (dtype.kind == "f" and name not in (*FLAGS, "episode_ends", "episode_ids")):
+    if name in AMOUNTS or (dtype.kind == "f" and name not in (*FLAGS, "episode_ends", "episode_ids")):
         return np.float32
     if (
         name in ("observations", "next_observations", "final_observations")

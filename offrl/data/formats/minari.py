@@ -16,6 +16,7 @@ from offrl.data.containers.guard import FREE, reading
 from offrl.data.containers.plain_files import refuse_link
 from offrl.data.formats.minari_episodes import Buffers, Leaf, Overflow, episodes
 from offrl.data.formats.minari_images import Images, is_image
+from offrl.data.formats.minari_infos import costs_of
 from offrl.data.formats.minari_spaces import Metadata, load_metadata, width_of
 from offrl.data.formats.provenance import INFOS, Record, extra_columns, fits, read_record, restore
 from offrl.data.memory import Memory, next_rows
@@ -150,6 +151,8 @@ def read(path: Path, config: DatasetConfig, memory: Memory, name: str = "", with
         raise UserError(f"{name}: actions of the space {actions['type']} are not supported (Box and Discrete are)")
     record = record_of(meta, folder)
     infos = _infos(config, record, name)
+    if record is None:
+        infos = costs_of(folder, kind) | infos
     size = sum(file.stat().st_size for file in files(path))
 
     def read_episodes(rows: int, count: int) -> RawData:

@@ -122,8 +122,12 @@ class Buffers:
         self.at = stop
 
     def _add_info(self, column: str, values: np.ndarray, steps: int, where: str) -> None:
-        """T rows, or T + 1 of which the last comes after the last step and is put aside."""
+        """T rows, or T + 1 of which the last comes after the last step and is put aside. Costs are of steps: of T + 1,
+        as Minari's collector records what `step` and `reset` say, the first is the reset's and is left out.
+        """
         values = canonical(column, values, where)
+        if column == "costs" and len(values) == steps + 1:
+            values = values[1:]
         if not values.ndim:
             raise UserError(f"{where} is a single value; one for each of {steps} steps is due")
         if column not in self.info_columns:
@@ -315,14 +319,3 @@ def episodes(folder: Path, form: str, rows: int) -> Iterator[Recording]:
         )
     for name in names:
         yield _ArrowEpisode(folder, name, form)
-
-
-def info_leaves(folder: Path, form: str) -> list[str]:
-    """The paths of the infos that every episode has, with one shape or type; text is left out."""
-    common: dict[str, Any] | None = None
-    for episode in episodes(folder, form, 0):
-        infos = episode.infos()
-        common = infos if common is None else {k: v for k, v in common.items() if infos.get(k) == v}
-        if not common:
-            break
-    return list(common or {})

@@ -54,7 +54,8 @@ def load_dataset(config: DatasetConfig | str | Dataset | Any, device: str = "cpu
         budget = -1.0
     elif config.memory == "auto":
         budget = config.memory_limit_gb * 1e9 if config.memory_limit_gb else memory_budget(device)
-    labels = labeller(config.reward_labels)[1] if config.reward_labels is not None else ""
+    functions = {f"dataset.{k}": getattr(config, k) for k in ("reward_labels", "cost_labels")}
+    labels = "".join(labeller(text, setting)[1] for setting, text in functions.items() if text is not None)
     target = entry("mapped", config, sources, labels)
     files = all(s.kind != "registered" for s in sources)
     cached = mapped_bytes(target, code_id()) if files else None

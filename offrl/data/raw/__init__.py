@@ -15,6 +15,7 @@ from offrl.tasks.entries import entries
 from offrl.tasks.task import Task
 
 FLAGS = ("terminations", "truncations")
+AMOUNTS = ("rewards", "costs")  # a number a step
 MOST_VALUES = 65_536  # of a discrete action or observation: a network has an output, or an input, for each
 BLOCKS, BLOCK = 20, 1000  # rows that are looked at for what float32 does not tell apart
 STEPS = 4096  # of float32, by which a column varies at least that is not looked at
@@ -189,7 +190,7 @@ def _canonical(name: str, values: Any, where: str, discrete: bool | None) -> np.
     array = np.asarray(values)
     if array.dtype.kind not in "biuf":
         raise UserError(f"{where}: column '{name}' holds {array.dtype} values, not numbers")
-    if name in (*FLAGS, "rewards"):
+    if name in (*FLAGS, *AMOUNTS):
         array = as_vector(array)
         if name in FLAGS:
             _refuse_other_flags(name, array, where)

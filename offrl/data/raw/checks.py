@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from offrl.data.memory import chunks
-from offrl.data.raw import FLAGS, MOST_VALUES, RawData
+from offrl.data.raw import AMOUNTS, FLAGS, MOST_VALUES, RawData
 from offrl.data.raw.infer import MANY_JUMPS, action_range, find_ends, step_limit
 from offrl.data.raw.rows import not_finite_rows, outside, outside_rows
 from offrl.data.tables.values import sentinels
@@ -30,7 +30,7 @@ FEW, SHARE, LONG = (3, 0.05, 50)
 class Fault:
     """One thing that is wrong with the data, at its first occurrence."""
 
-    kind: str  # missing | empty | length | shape | nan | actions | overlap | jump | ends | limit
+    kind: str  # missing | empty | length | shape | nan | actions | costs | overlap | jump | ends | limit
     severity: str  # "corrupting": training on it would go wrong; "warning": most likely not
     message: str  # what is wrong, how often; without the file's name
     episode: int | None = None
@@ -63,7 +63,7 @@ def find_faults(raw: RawData, clip_actions: bool = False) -> list[Fault]:
     if any(f.severity == "corrupting" for f in faults):
         return faults + _not_finite(raw, None)
     ends = find_ends(raw, split_jumps=False)
-    faults += _not_finite(raw, ends) + _actions(raw, ends, clip_actions) + _ends(raw, ends)
+    faults += _not_finite(raw, ends) + _actions(raw, ends, clip_actions) + _costs(raw, ends) + _ends(raw, ends)
     if raw.source in ("file", "arrays"):  # a person's own
         faults += [Fault("nan", "warning", text, _episode(ends, row), row, cure) for text, row, cure in sentinels(raw)]
     return sorted(faults, key=lambda f: f.severity != "corrupting")
@@ -99,7 +99,7 @@ def _shapes(raw: RawData) -> list[Fault]:
         if len(column) != rows:
             message = f"'{name}' has {len(column)} rows but 'observations' has {rows}"
             add("length", message, min(rows, len(column)), "one row per step is needed in every column")
-        single = name in (*FLAGS, "rewards", "episode_ends") or (name == "actions" and raw.discrete)
+        single = name in (*FLAGS, *AMOUNTS, "episode_ends") or (name == "actions" and raw.discrete)
         rank = 1 if single else 2 if name == "actions" and raw.discrete is not None else None
         if rank is not None and column.ndim != rank:
             add("shape", f"'{name}' has shape {list(column.shape)}; {rank} dimension(s) are expected")
@@ -164,6 +164,29 @@ def _actions(raw: RawData, ends: np.ndarray, clip_actions: bool) -> list[Fault]:
     )
     cure = "set dataset.clip_actions=true to clip them, or the right dataset.action_low and dataset.action_high"
     return [*faults, Fault("actions", "corrupting", message, _episode(ends, first), first, cure)]
+
+
+def _costs(raw: RawData, ends: np.ndarray) -> list[Fault]:
+    """Costs below 0, and warnings where none is above, or where episodes terminate with one."""
+    costs = raw.columns.get("costs")
+    if costs is None:
+        return []
+    if len(rows := np.flatnonzero(costs < 0.0)):
+        row = int(rows[0])
+        message = f"'costs' holds {float(costs[row]):.6g}, which is below 0 ({len(rows):,} rows)"
+        cure = (
+            "a cost is 0 or what a step adds to the sum that a limit bounds: write it so, or give a column that is "
+            "something else another name, such as dataset.fields.bill=COLUMN"
+        )
+        return [Fault("costs", "corrupting", message, _episode(ends, row), row, cure)]
+    if not (costs > 0.0).any():
+        return [Fault("costs", "warning", "'costs' are all 0: every limit holds, and nothing is learnt from them")]
+    rows = np.flatnonzero(raw.columns.get("terminations", np.zeros(raw.rows, bool)) & (costs > 0.0))
+    if not len(rows):
+        return []
+    message = f"{len(rows):,} episode(s) terminate in a step with a cost: what it would have gone on to cost is unknown"
+    cure = "algo.cost_after_end=hold lets such a step's cost go on for ever"
+    return [Fault("costs", "warning", message, _episode(ends, int(rows[0])), int(rows[0]), cure)]
 
 
 def _amounts(actions: np.ndarray) -> list[Fault]:

@@ -272,4 +272,5 @@ def spec_of(raw: RawData, task: Task | None) -> DataSpec:
         task=task,
         goal_dim=columns["achieved_goals"].shape[1] if "achieved_goals" in columns else 0,
         streams=streams_of(raw.streams),
+        costs="costs" in columns,
     )

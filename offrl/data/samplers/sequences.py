@@ -19,7 +19,7 @@ from offrl.data.samplers.transitions import Batch, Episodes, column_of, draw_row
 from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
 
-RETURNS = "returns_to_go"
+RETURNS, COSTS = "returns_to_go", "costs_to_go"
 STEPS = "timesteps"
 VALID = "valid"
 
@@ -57,8 +57,8 @@ class SequenceSampler:
     transformed ones. Episodes of which the data lack the end (`Dataset.complete`) have no such sum; they are left out,
     unless there are no others.
 
-    length: K. extra: more columns. derived_columns: gives columns that an algorithm makes itself, float32 or int64, for
-    all R rows of the data."""
+    length: K. extra: more columns; costs_to_go is made of the costs as returns_to_go of the rewards. derived_columns:
+    gives columns that an algorithm makes itself, float32 or int64, for all R rows of the data."""
 
     length: int
     extra: tuple[str, ...] = ()
@@ -70,9 +70,10 @@ class SequenceSampler:
         all_rows, last, weighted = drawn_rows(dataset)
         rows = None if len(all_rows) == len(dataset) else all_rows
         columns = {name: dataset.columns[name] for name in ("observations", "actions", "rewards")}
-        columns |= {name: column_of(dataset, name) for name in self.extra}
+        columns |= {name: column_of(dataset, name) for name in self.extra if name != COSTS}
         derived = {
             RETURNS: recorded_returns_to_go(dataset),
+            **({COSTS: costs_to_go(dataset)} if COSTS in self.extra else {}),
             **(self.derived_columns(dataset) if self.derived_columns else {}),
             STEPS: dataset.steps(),
         }
@@ -181,7 +182,16 @@ def recorded_returns_to_go(dataset: Dataset) -> Tensor:
     """Sums of the rewards, as they were recorded, from each row to the end of its episode, [R] float32 on the CPU."""
     spec = dataset.spec
     rewards = (dataset.columns["rewards"].cpu().double().numpy() - spec.reward_shift) / (spec.reward_scale or 1.0)
-    values = returns_to_go(rewards, np.zeros(len(rewards)), *dataset.bounds(), 1.0)  # an episode ends where it ends
+    return _to_go(dataset, rewards)
+
+
+def costs_to_go(dataset: Dataset) -> Tensor:
+    """Sums of the costs, likewise. Raises UserError where the data have none."""
+    return _to_go(dataset, column_of(dataset, "costs").cpu().double().numpy())
+
+
+def _to_go(dataset: Dataset, amounts: np.ndarray) -> Tensor:
+    values = returns_to_go(amounts, np.zeros(len(amounts)), *dataset.bounds(), 1.0)  # an episode ends where it ends
     return torch.from_numpy(values.astype(np.float32))
 
 

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from offrl import rng
+from offrl.data.costs import refuse_costless
 from offrl.data.dataset import Dataset
+from offrl.data.raw import AMOUNTS
 from offrl.data.samplers.tables import Batch, Table, table_of
 from offrl.errors import UserError, nearest
 
@@ -106,10 +108,12 @@ class Transitions:
         return self.table.take(indices)
 
 
-NEXT_ACTIONS = "next_actions"  # made of the actions, not a stored column
-# of windows of n steps: the rewards of each, 0 after the window's end [B, n]; which steps there are [B, n] bool; their
-# number [B]
-STEP_REWARDS, VALID, SPAN = "step_rewards", "valid", "span"
+# made of others, not stored: the action at the next observation, and the first observation of the row's episode, with
+# the weight by which all episodes count alike, their mean number of rows over its own
+NEXT_ACTIONS, FIRST, FIRST_WEIGHTS = "next_actions", "first_observations", "first_weights"
+# of windows of n steps, beside step_rewards (and step_costs, where extra names costs), those of each step, 0 after the
+# window's end [B, n]: which steps there are [B, n] bool; their number [B]
+VALID, SPAN = "valid", "span"
 FOLLOWING = "following_observations"  # of such windows too: the next observations of their first steps [B, O]
 AT_END = ("next_observations", "masks", NEXT_ACTIONS)  # columns of a window's last step, not of its first
 
@@ -125,7 +129,8 @@ class TransitionSampler:
 
     extra: more columns to put into the batch. "next_actions" is the action that the data take at the next observation;
     the last row of an episode that did not end in a terminal has none, and is not drawn then. A terminal row, whose
-    mask is 0, repeats its own action.
+    mask is 0, repeats its own action. "first_observations" are those that the rows' episodes begin with, and come with
+    "first_weights", under which each episode counts as much as another, whatever its length.
 
     n_step: above 1, windows of up to so many steps of one episode begin at each row: next_observations, masks and
     next_actions are those of the window's last step, and step_rewards, valid and span are added, of which `discounted`
@@ -143,7 +148,7 @@ class TransitionSampler:
         """Raises UserError for a column that the data lack, and where no row may be drawn."""
         rows, ends = dataset.transition_rows(), dataset.per_row(dataset.episode_end - 1)
         columns = {name: dataset.columns[name] for name in ("observations", "actions", "rewards", "next_observations")}
-        columns |= {name: column_of(dataset, name) for name in self.extra if name != NEXT_ACTIONS}
+        columns |= {name: column_of(dataset, name) for name in self.extra if name not in (NEXT_ACTIONS, FIRST)}
         if NEXT_ACTIONS in self.extra:
             rows = rows[(rows < ends[rows]) | dataset.columns["terminations"][rows]]
         refuse_none(dataset, rows)
@@ -155,6 +160,10 @@ class TransitionSampler:
         extra_rows = {}
         if NEXT_ACTIONS in self.extra:
             extra_rows[NEXT_ACTIONS] = columns["actions"], torch.minimum(rows + 1, ends[rows])
+        if FIRST in self.extra:
+            extra_rows[FIRST] = columns["observations"], dataset.per_row(dataset.episode_start)[rows]
+            _, counts = torch.unique_consecutive(episode_of(dataset, rows), return_counts=True)
+            extra_rows[FIRST_WEIGHTS] = torch.repeat_interleave(counts.float().mean() / counts, counts), None
         return Transitions(len(rows), table_of(dataset, columns, rows, extra_rows), weighted, last)
 
     def __call__(self, source: Transitions, key: Tensor, batch_size: int) -> Batch:
@@ -172,8 +181,12 @@ def windows(source: Transitions, indices: Tensor, length: int) -> Batch:
     positions, valid = places_ahead(source, indices, length)
     first, later = source.take(indices), source.take(positions[:, -1])
     batch = {name: later[name] if name in AT_END else column for name, column in first.items()}
-    rewards = torch.where(valid, source.table.column("rewards", positions), 0.0)
-    return {**batch, STEP_REWARDS: rewards, VALID: valid, SPAN: valid.sum(-1), FOLLOWING: first["next_observations"]}
+    steps = {
+        f"step_{name}": torch.where(valid, source.table.column(name, positions), 0.0)
+        for name in AMOUNTS
+        if name in first
+    }
+    return {**batch, **steps, VALID: valid, SPAN: valid.sum(-1), FOLLOWING: first["next_observations"]}
 
 
 def places_ahead(source: Transitions, indices: Tensor, length: int) -> tuple[Tensor, Tensor]:
@@ -209,14 +222,14 @@ def check_order(dataset: Dataset, last: Tensor, n_step: int) -> None:
         )
 
 
-def discounted(batch: Batch, discount: float | Tensor) -> tuple[Tensor, Tensor | float]:
+def discounted(batch: Batch, discount: float | Tensor, column: str = "rewards") -> tuple[Tensor, Tensor | float]:
     """(rewards [B], the discount of what follows [B]) of a batch: of a window of m steps sum_k discount^k r_k and
-    discount^m; of single transitions their rewards and `discount`."""
+    discount^m; of single transitions their rewards and `discount`. column: "costs" for costs."""
     if SPAN not in batch:
-        return batch["rewards"], discount
-    rewards = batch[STEP_REWARDS]
-    powers = discount ** torch.arange(rewards.shape[-1], device=rewards.device)
-    return (rewards * powers).sum(-1), discount ** batch[SPAN]
+        return batch[column], discount
+    amounts = batch[f"step_{column}"]
+    powers = discount ** torch.arange(amounts.shape[-1], device=amounts.device)
+    return (amounts * powers).sum(-1), discount ** batch[SPAN]
 
 
 def is_single(last: Tensor) -> bool:
@@ -263,6 +276,8 @@ def column_of(dataset: Dataset, name: str) -> Tensor:
     """An extra column. Raises UserError where the data lack it."""
     if name in dataset.columns:
         return dataset.columns[name]
+    if name == "costs":
+        refuse_costless(dataset, "the algorithm")
     if name == "returns_to_go":
         raise UserError(
             f"{dataset.spec.name}: the algorithm needs discounted returns to go: dataset.discount_returns=DISCOUNT, "

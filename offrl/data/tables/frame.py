@@ -107,6 +107,7 @@ def from_dataframe(
     episode_ids: str | None = None,
     time: str | None = None,
     *,
+    costs: Any = None,
     fields: Mapping[str, Any] | None = None,
     action_low: float | Sequence[float] | None = None,
     action_high: float | Sequence[float] | None = None,
@@ -131,6 +132,7 @@ def from_dataframe(
         "truncations": truncations,
         "episode_ids": episode_ids,
         "time": time,
+        "costs": costs,
         **(fields or {}),
     }
     mapping = {k: list(v) if isinstance(v, tuple) else v for k, v in arguments.items() if v is not None}

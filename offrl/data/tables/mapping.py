@@ -16,7 +16,8 @@ from offrl.errors import UserError, nearest
 
 # Words in other names, for the command that an error proposes.
 HINTS = {
-    "rewards": r"reward|score|profit|kpi|cost|utility|objective",
+    "rewards": r"reward|score|profit|kpi|utility|objective",
+    "costs": r"cost|violation",
     "actions": r"action|control|setpoint|set_point|command|cmd|valve|dose|heater|heating|cooling|power_level|motor|torque|pump"  # noqa: E501
     # FV-101, TIC101.OUT, u
     r"|opening|throttle|manipulated|(^|[._ -])([ftlhx]|[ftlp]c)v[._ -]?\d|\d[._](out|op|mv)$|^u_?\d*$",
@@ -112,8 +113,8 @@ def refuse_unread(names: Sequence[str], chosen: Chosen, fields: Mapping[str, Any
         elif column == "episode_starts":
             cure = f"write numpy.append({name}[1:], True), which marks the last rows, as episode_ends"
         else:
-            cure = f"dataset.fields.costs={name} keeps it as a column that no algorithm here looks at"
-            cure += f', "dataset.fields.rewards=[{{column:{name},scale:-1}}]" makes it the reward'
+            cure = f"dataset.fields.costs={name} makes it what a limit bounds"
+            cure += f', "dataset.fields.rewards=[{{column:{name},scale:-1}}]" the reward'
         raise UserError(f"{where}: {problem}: {cure}")
 
 
@@ -236,7 +237,7 @@ def _proposal(
     used = used_columns(chosen)
     free = [n for n in names if n and n not in used and not n.startswith(UNNAMED)]
     guesses: dict[str, list[str]] = {}
-    for column in ("rewards", "time", "episode_ids", "actions"):
+    for column in ("rewards", "costs", "time", "episode_ids", "actions"):
         if column not in chosen:
             hits = [n for n in free if re.search(HINTS[column], n.lower())]
             if column == "time":
@@ -245,10 +246,8 @@ def _proposal(
                 hits = hits or [
                     n for n in free if kinds.get(n) == "text" and not re.search(HINTS["actions"], n.lower())
                 ]
-            elif column == "rewards":
-                hits = sorted(
-                    (n for n in hits if kinds.get(n, "number") == "number"), key=lambda n: "cost" in n.lower()
-                )
+            elif column in ("rewards", "costs"):
+                hits = [n for n in hits if kinds.get(n, "number") == "number"]
             hits = hits if column == "actions" else hits[:1]
             guesses[column] = hits
             free = [n for n in free if n not in hits]
@@ -261,20 +260,21 @@ def _proposal(
     arguments = []
     negative = ""
     python = example.startswith("offrl.")  # of a DataFrame: arguments
-    for column in ("observations", "actions", "rewards", "episode_ids", "time"):
+    costs = guesses.get("costs", used_columns({"costs": chosen.get("costs", ())}))
+    for cost in costs if "rewards" in missing and not guesses["rewards"] else ():
+        scaled = (
+            f"rewards={ {'column': cost, 'scale': -1} }"
+            if python
+            else f'"dataset.fields.rewards=[{{column:{_quoted(cost)},scale:-1}}]"'
+        )
+        negative = (
+            f" ('{cost}' is taken for costs, which a limit bounds; where less of it is the aim, say {scaled}, without "
+            "the scale where it is negative already)"
+        )
+    for column in ("observations", "actions", "rewards", "costs", "episode_ids", "time"):
         hits = guesses.get(column, [])
         if column in missing or hits:
             text = ",".join(n if n == "*" else _quoted(n) for n in hits[:SHOWN]) or "COLUMN"
-            if column == "rewards" and hits and "cost" in hits[0].lower():
-                scaled = {"column": hits[0], "scale": -1}
-                arguments.append(
-                    f"rewards={scaled}" if python else f'"dataset.fields.rewards=[{{column:{text},scale:-1}}]"'
-                )
-                negative = (
-                    f" (less of '{hits[0]}' is better, so that it counts times -1; leave that out where it is negative "
-                    "already)"
-                )
-                continue
             if python:
                 arguments.append(f"{column}={hits[:SHOWN] if len(hits) > 1 else hits[0] if hits else 'COLUMN'!r}")
                 continue

@@ -16,6 +16,7 @@ SINGLE = (
     "episode_ids",
     "time",
     "final_observations",
+    "costs",
 )
 REQUIRED = ("observations", "actions", "rewards")
 # Usual names, lower case. Of a vector: its name, or with numbers or words after it (obs_0, obs_temperature); short ones
@@ -74,14 +75,13 @@ MEANINGS = {
     "costs": "costs",
     "episode_starts": "starts of episodes",
 }
-NEVER_GUESSED = ("costs", "episode_starts")
 
 
 def column_of(word: str) -> str:
     """Our name of the column that is called `word`; the word itself where it is no usual name."""
     lower = word.lower().strip()
     known = (column for names in (STEMS, USUAL) for column, usual in names.items() if lower in usual)
-    return next((column for column in known if column not in NEVER_GUESSED), word)
+    return next((column for column in known if column != "episode_starts"), word)
 
 
 def meaning(word: str) -> str:

@@ -37,6 +37,7 @@ NUMBERS_ONLY = (
     "action_free",
     "expert",
     "reward_labels",
+    "cost_labels",
     "clip_actions",
     "action_margin",
     "normalize_observations",

@@ -18,7 +18,7 @@ from offrl.data.containers.hdf5 import hdf5_keys, open_hdf5
 from offrl.data.containers.npz import Npz
 from offrl.data.formats import d4rl as d4rl_source
 from offrl.data.formats import minari as minari_source
-from offrl.data.formats.minari_episodes import info_leaves
+from offrl.data.formats.minari_infos import info_leaves
 from offrl.data.formats.minari_spaces import load_metadata
 from offrl.data.formats.provenance import INFOS, extra_columns
 from offrl.data.loading.assemble import identity
@@ -30,7 +30,7 @@ from offrl.data.raw.checks import find_faults, form_faults, refuse
 from offrl.data.raw.infer import action_range, find_ends
 from offrl.data.tables.csv_file import is_csv
 from offrl.data.tables.mapping import choose
-from offrl.data.tables.names import meaning
+from offrl.data.tables.names import USUAL, meaning
 from offrl.data.text import tools as text_tools
 from offrl.data.text.dataset import fingerprint as text_fingerprint
 from offrl.data.text.files import TextFile
@@ -204,6 +204,8 @@ def _other_columns(source: Source, config: DatasetConfig) -> dict[str, str]:
         record = minari_source.record_of(metadata.values, folder)
         if record is not None:  # what offrl wrote itself comes back under its own name
             taken |= {INFOS + column for column in extra_columns(record)}
+        elif "costs" not in config.fields:
+            taken |= {INFOS + name for name in USUAL["costs"]}
         return {key: key for key in info_leaves(folder, metadata.format) if key not in taken}
     shapes: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
     kind, columns = file_type(source.path), source.kind in ("columns", "d4rl", "builtin")

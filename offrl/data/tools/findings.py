@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from offrl.data.costs import within_limits
 from offrl.data.raw.checks import Fault
 from offrl.errors import one_line
 from offrl.tasks.task import Task
@@ -31,6 +32,7 @@ class Findings(ABC):
         None  # [episodes] float64, of the rewards as recorded; None where the faults leave no episodes
     )
     lengths: np.ndarray | None = None  # [episodes] int64
+    costs: np.ndarray | None = None  # [episodes] float64, where the data have costs
     scores: np.ndarray | None = None  # [episodes] normalised returns, where there are reference scores
     reference: str = ""
     example: list[str] = field(default_factory=list)
@@ -68,6 +70,9 @@ class Findings(ABC):
                     f"  normalised ({self.reference}): mean {scores.mean():.1f}, lowest {lowest:.1f}, highest "
                     f"{highest:.1f}"
                 )
+            if self.costs is not None:
+                lines += ["", *histogram("episode costs", self.costs)]
+                lines += [f"  {limit}: {share}" for limit, share in within_limits(self.costs, self.returns)]
             lines += ["", *histogram("episode lengths", self.lengths.astype(np.float64))]
         if self.example:
             lines += ["", *self.example]

@@ -112,13 +112,15 @@ def report(raw: RawData, config: DatasetConfig) -> Report:
     plain = without_pixels(raw) if shown else raw
     faults = image_faults(shown) + find_faults(raw, clip_actions=config.clip_actions)
     complete = not any(f.kind in ("missing", "empty", "length", "shape") for f in faults)
-    returns = lengths = None
+    returns = lengths = costs = None
     terminated, duplicates, first, streams = 0, 0, None, list[StreamSummary]()
     if complete:
         ends = find_ends(raw)
         start, stop = bounds_of(ends)
         returns = np.add.reduceat(raw.columns["rewards"], start, dtype=np.float64)
         lengths = stop - start
+        if "costs" in raw.columns:
+            costs = np.add.reduceat(raw.columns["costs"], start, dtype=np.float64)
         if "terminations" in raw.columns:
             terminated = int(raw.columns["terminations"][stop - 1].sum())
         hashes = entry_hashes(shown)
@@ -145,6 +147,7 @@ def report(raw: RawData, config: DatasetConfig) -> Report:
         actions=_actions(raw),
         returns=returns,
         lengths=lengths,
+        costs=costs,
         **scores_of(task, returns),
         terminations=terminated,
         streams=streams,

@@ -21,10 +21,10 @@ from offrl.data.transforms.columns import (
     scale_rewards,
 )
 from offrl.data.transforms.demonstrations import add_expert
-from offrl.data.transforms.episodes import concatenate, split, subsample, terminated_only, top_fraction
+from offrl.data.transforms.episodes import concatenate, keep, split, subsample, terminated_only, top_fraction
 from offrl.data.transforms.history import with_history
 from offrl.data.transforms.imagined import IMAGINED, add_imagined
-from offrl.data.transforms.reward_labels import label_rewards
+from offrl.data.transforms.reward_labels import label_costs, label_rewards
 from offrl.data.transforms.sources import share_draws
 from offrl.data.transforms.stitch import add_clusters
 from offrl.data.transforms.weights import weight_episodes
@@ -40,8 +40,8 @@ def apply_transforms(
     device: str = "cpu",
     quiet: bool = False,
 ) -> Dataset:
-    """Concatenate, split, subsample, label actions, append, label rewards, keep the best, weights, rewards, returns to
-    go, action margin, observation normalisation: as far as `config` asks.
+    """Concatenate, split, subsample, label actions, append, label rewards and costs, keep some, weights, rewards,
+    returns to go, action margin, observation normalisation: as far as `config` asks.
 
     `owned`: nobody else has the data, so that observations may be overwritten. `device`, `quiet`: for models that label
     data.
@@ -61,8 +61,12 @@ def apply_transforms(
         dataset = add_imagined(dataset, config, memory)
     if config.reward_labels is not None:
         dataset = label_rewards(dataset, config.reward_labels)
+    if config.cost_labels is not None:
+        dataset = label_costs(dataset, config.cost_labels)
     if config.terminated_only:
         dataset = terminated_only(dataset, memory)
+    if config.keep:
+        dataset = keep(dataset, config.keep, memory)
     if config.top_fraction < 1.0:
         dataset = top_fraction(dataset, config.top_fraction, memory)
     if config.weighting != "none":

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import math
+import operator
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from offrl.data.costs import refuse_costless
 from offrl.data.dataset import Dataset
 from offrl.data.memory import IN_MEMORY, Memory, chunks
 from offrl.data.raw.labels import joined_labels, listed_labels, refuse_other_columns
 from offrl.data.store import Store
 from offrl.data.text.dataset import shared_strings
-from offrl.errors import UserError
+from offrl.errors import UserError, nearest
 from offrl.tasks.entries import OWN_ORDER
 
 
@@ -224,6 +228,43 @@ def terminated_only(dataset: Dataset, memory: Memory = IN_MEMORY) -> Dataset:
     if not len(terminal):
         raise UserError(f"dataset.terminated_only=true: no episode of {dataset.spec.name} terminates; leave it out")
     return keep_episodes(dataset, terminal, "terminated_only", memory)
+
+
+QUANTITIES: dict[str, Callable[[Dataset], Tensor]] = {
+    "cost": Dataset.episode_costs,
+    "return": Dataset.episode_returns,
+    "length": lambda dataset: dataset.episode_lengths().double().cpu(),
+}
+COMPARISONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
+
+
+def keep(dataset: Dataset, condition: str, memory: Memory = IN_MEMORY) -> Dataset:
+    """The episodes of which `condition` holds: "cost <= 20", or several joined by " and ", of undiscounted sums.
+    BC-Safe imitates these (arXiv 2306.09303).
+
+    Raises UserError for another form, data without costs, and where no episode is left.
+    """
+    mask = torch.ones(dataset.num_episodes, dtype=torch.bool)
+    for part in condition.split(" and "):
+        match = re.fullmatch(r"\s*([a-z]+)\s*(<=|>=|<|>)\s*(\S+)\s*", part)
+        name, sign, text = match.groups() if match else ("", "", "")
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if name not in QUANTITIES or math.isnan(number):
+            hint = nearest(name, QUANTITIES) if name and name not in QUANTITIES else ""
+            raise UserError(f'dataset.keep={condition}: "{part.strip()}" is no condition such as "cost <= 20".{hint}')
+        if name == "cost":
+            refuse_costless(dataset, f"dataset.keep={condition}")
+        values = QUANTITIES[name](dataset)
+        mask &= COMPARISONS[sign](values, number)
+        if not mask.any():
+            raise UserError(
+                f"dataset.keep={condition} leaves no episode of {dataset.spec.name}: the {name}s of its episodes lie "
+                f"between {values.min():.6g} and {values.max():.6g}"
+            )
+    return keep_episodes(dataset, torch.nonzero(mask).squeeze(-1), f"keep {condition}", memory)
 
 
 def top_fraction(dataset: Dataset, fraction: float, memory: Memory = IN_MEMORY) -> Dataset:

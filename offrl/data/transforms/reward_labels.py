@@ -1,4 +1,4 @@
-"""Rewards that a function or a preference model gives, in place of the recorded ones."""
+"""Rewards and costs that a function or a preference model gives, in place of the recorded ones."""
 
 from __future__ import annotations
 
@@ -32,43 +32,63 @@ def label_rewards(dataset: Dataset, labels: str | Labeller) -> Dataset:
     `Dataset.raw_returns`, by which datasets are compared, stay those of the recorded rewards. Raises UserError, naming
     episode and row, for what it raises and for other than T finite numbers.
     """
-    function, code = labeller(labels) if isinstance(labels, str) else (labels, _code_of(labels))
+    return _labelled(dataset, labels, "reward", "returns")
+
+
+def label_costs(dataset: Dataset, labels: str | Labeller) -> Dataset:
+    """The same for costs, of which none may be negative. The function sees the rewards as `label_rewards` gave them."""
+    labelled = _labelled(dataset, labels, "cost", "sums")
+    return replace(labelled, spec=replace(labelled.spec, costs=True))
+
+
+def _labelled(dataset: Dataset, labels: str | Labeller, quantity: str, sums: str) -> Dataset:
+    """sums: what the totals of episodes are called."""
+    setting, column = f"dataset.{quantity}_labels", f"{quantity}s"
+    function, code = labeller(labels, setting) if isinstance(labels, str) else (labels, _code_of(labels))
     name = labels if isinstance(labels, str) else getattr(labels, "__name__", type(labels).__name__)
     if dataset.spec.observation_mean is not None:
-        raise UserError(f"{dataset.spec.name}: label rewards before observations are normalised")
-    rewards = np.empty(len(dataset), np.float32)
+        raise UserError(f"{dataset.spec.name}: label {column} before observations are normalised")
+    values = np.empty(len(dataset), np.float32)
     for episode, (start, end) in enumerate(dataset.spans()):
-        where = f"dataset.reward_labels={name}, episode {episode}"
+        where = f"{setting}={name}, episode {episode}"
         following = {f"next_{n}": s.values[s.following[start:end]].numpy() for n, s in dataset.stores.items()}
-        rewards[start:end] = call_labeller(where, function, episode_columns(dataset, start, end) | following, start)
-    columns = {"rewards": torch.from_numpy(rewards)}
-    r = replace(dataset, columns=columns).episode_returns()
-    note = f"rewards are those of {name}: returns {r.mean():.6g} on average, from {r.min():.6g} to {r.max():.6g}"
-    fingerprint = hashlib.sha256(f"{dataset.fingerprint} rewards {code}".encode()).hexdigest()
-    return dataset.changed(f"reward_labels {name}", note, columns, fingerprint=fingerprint)
+        inputs = episode_columns(dataset, start, end) | following
+        values[start:end] = call_labeller(where, function, inputs, start, quantity)
+    r = np.add.reduceat(values, dataset.bounds()[0], dtype=np.float64)
+    note = f"{column} are those of {name}: {sums} {r.mean():.6g} on average, from {r.min():.6g} to {r.max():.6g}"
+    fingerprint = hashlib.sha256(f"{dataset.fingerprint} {column} {code}".encode()).hexdigest()
+    columns = {column: torch.from_numpy(values)}
+    return dataset.changed(f"{quantity}_labels {name}", note, columns, fingerprint=fingerprint)
 
 
 def call_labeller(
-    where: str, function: Labeller, columns: dict[str, np.ndarray], first_row: int | None = None
+    where: str,
+    function: Labeller,
+    columns: dict[str, np.ndarray],
+    first_row: int | None = None,
+    quantity: str = "reward",
 ) -> np.ndarray:
-    """The rewards float32 [T] that `function` gives for the columns of an episode of T steps, which begins at
-    `first_row` of the data.
+    """The rewards (or costs, quantity "cost") float32 [T] that `function` gives for the columns of an episode of T
+    steps, which begins at `first_row` of the data.
 
-    Raises UserError, which begins with `where`, for what it raises and for other than T finite numbers.
+    Raises UserError, which begins with `where`, for what it raises, for other than T finite numbers and for a cost
+    below 0.
     """
     steps = len(columns["rewards"])
     values = np.asarray(guarded(where, function, columns))
     if values.dtype.kind not in "biuf":
         raise UserError(f"{where}: it gave {values.dtype} values, not numbers")
     if values.shape not in ((steps,), (steps, 1)):
-        raise UserError(f"{where}: it gave rewards of shape {list(values.shape)}; [{steps}] is due, one for each step")
+        raise UserError(
+            f"{where}: it gave {quantity}s of shape {list(values.shape)}; [{steps}] is due, one for each step"
+        )
     with np.errstate(over="ignore"):
-        rewards = values.reshape(-1).astype(np.float32)
-    bad = np.flatnonzero(~np.isfinite(rewards))
+        numbers = values.reshape(-1).astype(np.float32)
+    bad = np.flatnonzero(~np.isfinite(numbers) | ((numbers < 0.0) & (quantity == "cost")))
     if len(bad):
         row = "" if first_row is None else f" (row {first_row + bad[0]})"
-        raise UserError(f"{where}: the reward of its step {bad[0]}{row} is {values.reshape(-1)[bad[0]]}")
-    return rewards
+        raise UserError(f"{where}: the {quantity} of its step {bad[0]}{row} is {values.reshape(-1)[bad[0]]}")
+    return numbers
 
 
 def episode_columns(dataset: Dataset, start: int, end: int) -> dict[str, np.ndarray]:
@@ -90,12 +110,12 @@ def episode_columns(dataset: Dataset, start: int, end: int) -> dict[str, np.ndar
     return columns
 
 
-def labeller(text: str) -> tuple[Labeller, str]:
+def labeller(text: str, setting: str = "dataset.reward_labels") -> tuple[Labeller, str]:
     """The function that `text` names, and a hash of its code: "file.py:function", "package.module:function" (or a
     callable object) or the file of a `PreferenceModel` or of `RewardLabels`.
 
     The hash is of the whole file that it stands in, so that data labelled by a function that was changed since count as
-    other data. Raises UserError.
+    other data. Raises UserError, which begins with `setting`.
     """
     path = Path(text).expanduser()
     if path.suffix == ".safetensors":
@@ -103,12 +123,10 @@ def labeller(text: str) -> tuple[Labeller, str]:
     module, colon, name = text.rpartition(":")
     if not colon or not module or not name.replace(".", "").isidentifier():
         files = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise UserError(f"dataset.reward_labels={text} names no function; it is {FORMS}.{nearest(path.name, files)}")
+        raise UserError(f"{setting}={text} names no function; it is {FORMS}.{nearest(path.name, files)}")
     function, source = python_object(module, name, text)
     if not callable(function) or isinstance(function, type):
-        raise UserError(
-            f"dataset.reward_labels={text} is a {type(function).__name__}, not a function of an episode's columns"
-        )
+        raise UserError(f"{setting}={text} is a {type(function).__name__}, not a function of an episode's columns")
     code = f"{name} ".encode() + (source.read_bytes() if source is not None and source.is_file() else b"")
     return function, hashlib.sha256(code).hexdigest()
 

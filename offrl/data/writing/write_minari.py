@@ -161,7 +161,10 @@ def _episodes(
             node = infos
             for key in path[:-1]:
                 node = node.setdefault(key, {})
-            node[path[-1]] = np.concatenate([columns[name][rows], ending])
+            parts = [columns[name][rows], ending]
+            if name == "costs":  # a row for the reset, as Minari's collector writes
+                parts = [np.zeros_like(ending), columns[name][rows]]
+            node[path[-1]] = np.concatenate(parts)
         yield {
             "observations": split(np.concatenate([observations[rows], final])),
             "actions": columns["actions"][rows],

@@ -2,7 +2,9 @@
 objective.
 """
 
-from offrl.families.critics.critic import Critic, WithCritic
+from offrl.families.critics.constraint import Constraint, ConstraintSettings, InSampleConstraint
+from offrl.families.critics.costs import CostCritic, CostSettings, LimitSettings, even_cost, fit_limit
+from offrl.families.critics.critic import Critic
 from offrl.families.critics.value import (
     ActorScheduleSettings,
     CriticSettings,
@@ -13,16 +15,25 @@ from offrl.families.critics.value import (
     epsilon_field,
     make_value_head,
 )
+from offrl.families.critics.with_critic import WithCritic
 
 __all__ = [
     "ActorScheduleSettings",
+    "Constraint",
+    "ConstraintSettings",
+    "CostCritic",
+    "CostSettings",
     "Critic",
     "CriticSettings",
+    "InSampleConstraint",
+    "LimitSettings",
     "Objective",
     "Target",
     "Value",
     "Values",
     "WithCritic",
     "epsilon_field",
+    "even_cost",
+    "fit_limit",
     "make_value_head",
 ]

@@ -5,18 +5,15 @@ regularisers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad
 
 from offrl import losses, rng
-from offrl.algorithm import Adam, Dataset, DataSpec, Grid, Loss, Params, Part, TrainState, Traits, Update, merged
+from offrl.algorithm import DataSpec, Loss, Params, Part, TrainState
 from offrl.data.samplers.transitions import SPAN, Batch, discounted
-from offrl.data.value_range import value_range
 from offrl.errors import UserError
 from offrl.families.critics.value import CriticSettings, Objective, Target, Values, make_value_head
 from offrl.nn import Bootstrap, EnsembleMLP, Pairs, call
@@ -265,47 +262,3 @@ class Critic(Part):
                 sigma = torch.einsum("eio,ei,eo->e", w, u, vectors[name])
                 critic[name] = w * (self.config.spectral_norm / sigma.clamp(min=1e-12)).clamp(max=1.0).view(-1, 1, 1)
         return state._replace(params={**state.params, "critic": critic}, extra={**state.extra, "spectral": vectors})
-
-
-class _WithSettings(Protocol):
-    config: Any
-
-
-class WithCritic:
-    """What algorithms with the part `critic` have in common: bins for its values, optimisers, and their Q."""
-
-    critic: Critic
-    polyak: Callable[..., TrainState]
-    traits = Traits(targets=("critic",), critic_modules=("critic",), observations="encoded")
-
-    @classmethod
-    def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
-        """`config` with the range of the value head's bins from the data, where it needs one and has none."""
-        if config.value_head == "scalar" or config.value_range:
-            return config
-        ranges = [value_range(dataset, float(x)) for x in (grid or {}).get("discount", [config.discount])]
-        return replace(config, value_range=[min(low for low, _ in ranges), max(high for _, high in ranges)])
-
-    def optimizer(self: _WithSettings, name: str) -> Adam:
-        """Adam with `learning_rate`; the actor's with its own rate and schedule, where it has them."""
-        c = self.config
-        if name != "actor":
-            return Adam(c.learning_rate)
-        rate = c.learning_rate if c.actor_learning_rate is None else c.actor_learning_rate
-        if getattr(c, "actor_schedule", "constant") == "constant":
-            return Adam(rate)
-        return Adam(rate, schedule=c.actor_schedule, decay_steps=c.decay_steps)
-
-    def simultaneous(self, before: TrainState, *steps: Update) -> Update:
-        """The state after steps of several modules that each descended from `before`, and its target critics a step
-        towards the critics of before.
-        """
-        after = self.critic.regularised(merged(before, *(state for state, _ in steps)))
-        metrics = {name: value for _, values in steps for name, value in values.items()}
-        return after._replace(target=self.polyak(before, "critic").target), metrics
-
-    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor | None:
-        """The smallest of the critics' values, [B]; None where they are not of single actions."""
-        if not self.traits.critic_modules:
-            return None
-        return self.critic.q(state.params["critic"], observations, actions).amin(0)

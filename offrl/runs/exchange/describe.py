@@ -190,25 +190,26 @@ def _scored(
         if s is not last[s.seed]:
             curve.append({"seed": s.seed, "step": s.step, "score": s.normalised, "return_mean": s.raw})
             continue
-        returns, lengths = episodes.get((s.step, s.seed, s.cell), (None, None))
-        one = {"seed": s.seed, "step": s.step, "returns": returns, "lengths": lengths, "costs": None}
+        returns, lengths, costs = episodes.get((s.step, s.seed, s.cell), (None, None, None))
+        one = {"seed": s.seed, "step": s.step, "returns": returns, "lengths": lengths, "costs": costs}
         one |= {"score": s.normalised, "diverged": s.seed in dead, "return_mean": s.raw}
         runs.append(one | ({} if s.success is None else {"success": s.success}))
     return {"runs": runs, "curve": curve}
 
 
-def _episodes(run: SavedRun, steps: set[int]) -> dict[tuple[int, int, str], tuple[list[float], list[int] | None]]:
-    """(step, seed, grid point) -> returns and lengths of the single episodes, of the last evaluation; {} for a run that
-    has no such file or a damaged one."""
+def _episodes(run: SavedRun, steps: set[int]) -> dict[tuple[int, int, str], tuple[Any, Any, Any]]:
+    """(step, seed, grid point) -> returns, lengths and costs of the single episodes, of the last evaluation; {} for a
+    run that has no such file or a damaged one."""
     result = {}
     for line in lines_backwards(run.dir / EPISODES, TAIL):
-        returns, lengths = line.get("returns"), line.get("lengths")
+        returns = line.get("returns")
         if line["step"] not in steps or not isinstance(returns, list) or len(returns) != len(run.replicas):
             continue
-        for i, replica in enumerate(run.replicas):
-            row, counts = returns[i], lengths[i] if isinstance(lengths, list) and len(lengths) == len(returns) else None
+        more = [line.get(name) for name in ("lengths", "costs")]
+        columns = [v if isinstance(v, list) and len(v) == len(returns) else [None] * len(returns) for v in more]
+        for replica, row, counts, costs in zip(run.replicas, returns, *columns, strict=True):
             if isinstance(row, list) and row and all(isinstance(x, (int, float)) for x in row):
-                result[line["step"], replica.seed, replica.cell] = row, counts
+                result[line["step"], replica.seed, replica.cell] = row, counts, costs
         break
     return result
 

@@ -100,7 +100,7 @@ class Scores:
         constants = {"dataset": self.dataset, **dataclasses.asdict(result.provenance)}
         rows = [{**row, **constants} for row in result.rows()]
         seconds = time.monotonic() - self.started
-        self.log.scores(step, rows, result.returns, result.lengths)
+        self.log.scores(step, rows, result.returns, result.lengths, result.costs)
         self.log.timing(step, evaluation=seconds)
         self.text = score_text(
             "score" if result.scores is not None else "return", result.per_seed().tolist(), self.replicas

@@ -25,7 +25,7 @@ from offrl.data.containers.file_type import file_type
 from offrl.data.containers.hdf5 import checked_links, open_hdf5
 from offrl.data.containers.npz import Npz
 from offrl.data.containers.parquet import open_parquet, read_table
-from offrl.data.formats.minari_episodes import info_leaves
+from offrl.data.formats.minari_infos import info_leaves
 from offrl.data.loading.resolve import resolve
 from offrl.data.tools.convert import convert
 from offrl.data.tools.inspect import inspect_dataset

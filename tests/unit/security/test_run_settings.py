@@ -75,17 +75,19 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("command", "setting"), [(c, "reward_labels") for c in COMMANDS] + [(COMMANDS[0], "cost_labels")]
+)
 def test_code_that_a_run_names_is_not_run(
-    command: str, run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, setting: str, run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Row 1: dataset.reward_labels of a run's config.yaml names the stranger's Python file."""
+    """Row 1: such a setting of a run's config.yaml names the stranger's Python file."""
     text = notes(tmp_path)
-    folder = run(set_in("dataset", "reward_labels", text))
+    folder = run(set_in("dataset", setting, text))
     assert main(command.replace("RUN", str(folder)).split()) == 2
     error = capsys.readouterr().err
-    assert f"{folder / 'config.yaml'}: dataset.reward_labels={text} is Python code" in error and error.count("\n") == 1
-    assert f"say dataset.reward_labels={text} yourself" in error and "trust=true" in error
+    assert f"{folder / 'config.yaml'}: dataset.{setting}={text} is Python code" in error and error.count("\n") == 1
+    assert f"say dataset.{setting}={text} yourself" in error and "trust=true" in error
     assert not (tmp_path / "PWNED").exists()
 
 
