@@ -1,7 +1,7 @@
 """Scores from pixels beside scores from states, on the drawn toys: `python scripts/bench/pixels.py --out FOLDER`.
 
 Makes the data (scripts/bench/drawn.py), trains each algorithm from the states and from two stacked frames with the same
-settings otherwise: one encoder for all networks, one in each, and without random shifts. Prints a table of scores at
+settings otherwise: one encoder for all networks, one in each (own), and without random shifts. Prints a table of scores at
 the last update with 95% intervals over seeds, and the minutes that each took.
 """
 
@@ -18,13 +18,13 @@ import offrl
 from offrl.statistics.intervals import mean_interval
 
 ALGORITHMS = ("bc", "iql", "td3_bc", "fql", "gciql", "hiql")
-SETTINGS = {"algo.hidden": [128, 128], "algo.batch_size": 64, "eval.episodes": 20, "compile": "eager", "quiet": True}
+SETTINGS = {"algo.hidden": [128, 128], "algo.batch_size": 128, "eval.episodes": 20, "compile": "eager", "quiet": True}
 PIXELS: dict[str, Any] = {"dataset.frames": 2, "encoder.name": "drq", "encoder.shift": 2}
 COLUMNS: dict[str, dict[str, Any]] = {
     "states": {},
     "pixels": PIXELS,
-    "pixels, an encoder in each network": PIXELS | {"encoder.trained_by": "own"},
-    "pixels, no shift": PIXELS | {"encoder.shift": 0},
+    "own": PIXELS | {"encoder.trained_by": "own"},
+    "no shift": PIXELS | {"encoder.shift": 0},
 }
 
 
@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5_000)
     parser.add_argument("--worlds", nargs="+", default=["pendulum", "point-mass"])
     parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS))
+    parser.add_argument("--columns", nargs="+", default=list(COLUMNS), choices=list(COLUMNS))
     options = parser.parse_args()
     script = Path(__file__).with_name("drawn.py")
     if not (options.out / "drawn-pendulum.npz").exists():
@@ -54,11 +55,11 @@ def main() -> None:
     print(
         f"{options.rows:,} rows, {options.steps:,} updates, {options.seeds} seeds; score 0: random, 100: controller\n"
     )
-    print(f"| world | algorithm | {' | '.join(COLUMNS)} |\n|---|---|{'---|' * len(COLUMNS)}")
+    print(f"| world | algorithm | {' | '.join(options.columns)} |\n|---|---|{'---|' * len(options.columns)}")
     for world in options.worlds:
         for algorithm in options.algorithms:
             print(f"| {world} | {algorithm} |", end="", flush=True)
-            for settings in COLUMNS.values():
+            for settings in (COLUMNS[column] for column in options.columns):
                 data = options.out / f"drawn-{world}{'' if settings else '-state'}.npz"
                 text = score(algorithm, data, options.seeds, options.steps, options.out / "runs", **settings)
                 print(f" {text} |", end="", flush=True)
