@@ -1,8 +1,8 @@
 """Scores from pixels beside scores from states, on the drawn toys: `python scripts/bench/pixels.py --out FOLDER`.
 
 Makes the data (scripts/bench/drawn.py), trains each algorithm from the states and from two stacked frames with the same
-settings otherwise: one encoder for all networks, one in each (own), and without random shifts. Prints a table of scores at
-the last update with 95% intervals over seeds, and the minutes that each took.
+settings otherwise: one encoder for all networks, one in each (own), and without random shifts. Prints a table of scores
+at the last update with 95% intervals over seeds, and the minutes that each took.
 """
 
 from __future__ import annotations
