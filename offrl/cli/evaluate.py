@@ -40,6 +40,12 @@ class EvaluateConfig:
         "steps of the environment between two decisions, one evaluation each: 1,2,4,8 holds actions, or plays them "
         "from the queue of a policy that draws several at a time; writes RUN/frequency.csv and .png",
     )
+    robust: str | None = setting(
+        None,
+        "perturbations of a MuJoCo environment: rrls, contact (of two parameters; rrls:3 of three), or a YAML file of "
+        "ranges; writes RUN/robust.html, .csv, .json and .png",
+    )
+    points: str = setting("grid", "points of robust=: grid, grid:5, latin:100, or axis, each parameter alone")
     rewards: list[str] = setting(
         [],
         "other rewards for zero-shot policies (fb, breeze), without training: file.py:function, or several, "
@@ -86,7 +92,7 @@ def run(arguments: list[str]) -> int:
         values["rewards"] = [values["rewards"]]
     config = fill(EvaluateConfig(), values, "evaluate")
     trained = Run(arguments[0])
-    kinds = [name for name in ("target_returns", "rewards", "frequency") if getattr(config, name)]
+    kinds = [name for name in ("target_returns", "rewards", "frequency", "robust") if getattr(config, name)]
     if len(kinds) > 1:
         raise UserError(f"{' and '.join(kinds)} are different evaluations; give one of them")
     scoring = {k: v for k, v in asdict(config).items() if k in ("episodes", "seed", "env", "parallel", "max_steps")}
@@ -96,6 +102,8 @@ def run(arguments: list[str]) -> int:
         return _evaluate_on_rewards(trained, config, scoring)
     if config.frequency:
         return _evaluate_frequency(trained, config, scoring)
+    if config.robust:
+        return _evaluate_robust(trained, config, scoring)
     video = config.video and _can_film()
     drawing = os.environ.get("MUJOCO_GL")
     result = trained.evaluate(
@@ -188,6 +196,22 @@ def _evaluate_frequency(trained: Run, config: EvaluateConfig, scoring: dict[str,
         f"{trained.algorithm} on {trained.dataset}, deciding rarely",
     )
     say(str(table), str(picture))
+    return 0
+
+
+def _evaluate_robust(trained: Run, config: EvaluateConfig, scoring: dict[str, Any]) -> int:
+    """Score the policies at the points of a study: a table, a page, a CSV and a JSON file, and a picture."""
+    from offrl.report.robust import HEADERS, rows, unchanged_lines, write_robust
+    from offrl.runs.tables import print_table
+
+    if config.video:
+        raise UserError("video=true films the environment as it is: leave robust= out, or video=")
+    assert config.robust is not None
+    more = {"acting": config.acting, "cost_limit": config.cost_limit, "quiet": False}
+    scores = trained.evaluate_robust(config.robust, config.points, **scoring, **more)
+    title = f"{trained.algorithm}, robust={config.robust}, {len(scores.points):,} points"
+    print_table(["", *HEADERS, "where"], rows(scores), f"{title}: {scores.evaluations[0].label}")
+    say(*unchanged_lines(scores), str(write_robust(scores, trained.dir, f"{trained.algorithm} on {trained.dataset}")))
     return 0
 
 

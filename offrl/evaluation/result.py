@@ -15,7 +15,8 @@ from offrl.tasks.task import Task
 
 class Policy(Protocol):
     """The policy that is scored. Row e of every array belongs to episode e; a row whose episode does not run holds
-    zeros (of texts: None), and its action is ignored."""
+    zeros (of texts: None), and its action is ignored. Where it has a `perturbation`, the environment is so perturbed.
+    """
 
     def start(self, episodes: int) -> Any:
         """A fresh carry for that many episodes."""

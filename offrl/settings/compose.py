@@ -43,6 +43,7 @@ PLAIN = (
     "dataset.cache_dir",
     "dataset.episodes",
     "dataset.mirror",
+    "robust",
     "experiment",
     "eval.env",
     "runs_dir",
