@@ -24,9 +24,9 @@ from offrl.figures.style import (
     with_colours,
 )
 from offrl.runs.log import SCORE_COLUMNS
-from offrl.runs.score import COSTS
 from offrl.runs.record import CURVE, GRID, SCORES
 from offrl.runs.run import SavedRun
+from offrl.runs.score import COSTS
 from offrl.runs.tables import Result
 from offrl.settings.replicas import Values, number
 from offrl.system.csv_text import read
