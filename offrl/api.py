@@ -19,6 +19,7 @@ from offrl.errors import say
 from offrl.evaluation import reward_inference
 from offrl.evaluation.reward_inference import RewardEvaluation
 from offrl.evaluation.robust import RobustScores, score_robustly
+from offrl.evaluation.shield_kinds import ShieldSettings
 from offrl.evaluation.studies import study_of
 from offrl.export.write import export_run
 from offrl.figures.curves import plot_run
@@ -87,6 +88,7 @@ class Run(SavedRun):
         max_steps: int | None = None,
         acting: Mapping[str, Any] | None = None,
         cost_limit: float | None = None,
+        shield: ShieldSettings | None = None,
         quiet: bool = True,
     ) -> RobustScores:
         """Score the policies in the environment as it is and at each point of a study of perturbations, and at the
@@ -103,6 +105,7 @@ class Run(SavedRun):
         deviations = data_of([self]).columns["observations"].double().std(0).numpy() if noisy else None
         policies = [self.load_policy(r) for r in self.replicas]
         policies = [p.with_settings(acting) for p in policies] if acting else policies
+        policies = [shield.of(p) for p in policies] if shield else policies
         config = EvalConfig(episodes=episodes, seed=seed, parallel=parallel, max_steps=max_steps, cost_limit=cost_limit)
         chosen = study.points(points)
         total = (1 + len(chosen)) * len(policies) * episodes
@@ -116,6 +119,7 @@ class Run(SavedRun):
         out: str | Path | None = None,
         stochastic: bool = False,
         opset: int | None = None,
+        shield: ShieldSettings | None = None,
         **values: float,
     ) -> Path:
         """Write the policy of one seed, and grid point, as a file that runs without offrl; see
@@ -123,7 +127,7 @@ class Run(SavedRun):
 
         Returns the file: `out`, or RUN/export/REPLICA/policy.SUFFIX, with policy.json beside it. Raises UserError.
         """
-        return export_run(self, format, seed, values, out, stochastic, opset).path
+        return export_run(self, format, seed, values, out, stochastic, opset, shield).path
 
     def film(
         self,
@@ -132,6 +136,7 @@ class Run(SavedRun):
         env: str | Callable[[], Any] | None = None,
         fps: int = 30,
         size: int | None = None,
+        shield: ShieldSettings | None = None,
     ) -> list[Path]:
         """Film the first episodes of `evaluate(seed=seed)` with all replicas in one picture: RUN/videos/*.mp4, one for
         each episode.
@@ -139,7 +144,9 @@ class Run(SavedRun):
         Raises `offrl.video.NoVideo`, a UserError, where nothing can be rendered or encoded here.
         """
         video.prepare()
-        return video.film(self, EvalConfig(seed=seed), env=env, fps=fps, size=size, videos=episodes, quiet=True)
+        return video.film(
+            self, EvalConfig(seed=seed), env=env, fps=fps, size=size, videos=episodes, quiet=True, shield=shield
+        )
 
     def plot(self, runs: Sequence[SavedRun] = ()) -> Figure | None:
         """Draw learning_curve.png, beside the curves of `runs`, and grid.png for a grid over one or two fields.

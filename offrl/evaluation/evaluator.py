@@ -121,11 +121,15 @@ class Evaluator:
         games.unstable.clear()
         carry = set_goal(games.policy, games.policy.start(count), _rows(goals, games.at))
         started_at, value = list(games.at), None
+        interventions = getattr(games.policy, "interventions", None)
         games.discount = float(getattr(games.policy, "discount", DISCOUNT))
         limit = getattr(games.policy, "cost_limit", None) if self.config.cost_limit is None else self.config.cost_limit
         tally.limits[games.n, started_at] = np.nan if limit is None else limit
         for t in range(self.limit):
             actions, carry = games.policy.step(carry, rows, t)
+            if interventions is not None:
+                sums = np.nan_to_num(tally.shielded[games.n, games.at])
+                tally.shielded[games.n, games.at] = sums + interventions(carry, games.at)
             if t == 0 and isinstance(games.policy, OwnValues):
                 value = games.policy.own_value(rows, np.asarray(actions))
             self._turn(games, actions, t)
