@@ -102,7 +102,7 @@ class Run(SavedRun):
         with make_env(task) as environment:
             study = study_of(robust, environment, task.env_id or task.name)
         noisy = "noise" in study.ranges
-        deviations = data_of([self]).columns["observations"].double().std(0).numpy() if noisy else None
+        deviations = data_of([self]).columns["observations"].double().std(0).numpy() if noisy else 1.0
         policies = [self.load_policy(r) for r in self.replicas]
         policies = [p.with_settings(acting) for p in policies] if acting else policies
         policies = [shield.of(p) for p in policies] if shield else policies

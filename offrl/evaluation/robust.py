@@ -172,7 +172,7 @@ def score_robustly(
     config: EvalConfig,
     study: Study,
     points: Sequence[Mapping[str, float]],
-    deviations: np.ndarray | None = None,
+    deviations: np.ndarray | float = 1.0,
     progress: Callable[[int], None] = lambda _: None,
 ) -> RobustScores:
     """Score each policy in the task's environment, at all points, and at the worst of each cell again.

@@ -28,6 +28,12 @@ from offrl.figures.style import (
 )
 from offrl.statistics.intervals import mean_interval
 
+STUDY = (
+    "Over pairs of parameters as heat maps, with the worst of all other parameters (as points where no two share a "
+    "value); over one parameter as a line with its interval. A star, or a dotted line, is the environment as it is, a "
+    "ring the worst point, a white or a dashed line 80% of the nominal score."
+)
+
 
 @own_settings()
 def draw_frequencies(curves: Mapping[str, FrequencyScores], out: Path, title: str) -> None:
@@ -105,10 +111,7 @@ def draw_in_context(played: Mapping[str, Sequence[Played]], out: Path, title: st
 
 @own_settings()
 def robust_figure(scores: RobustScores, title: str = "") -> Any:
-    """The scores of a study, a row of panels for each cell: over pairs of parameters as heat maps, with the worst of
-    all other parameters, or as points where no two share a value; over one parameter as a line with its interval. A
-    star is the environment as it is, a ring the worst point, a white line (in lines: a dashed one) 80% of the nominal
-    score."""
+    """The scores of a study, a row of panels for each cell; see STUDY."""
     names = list(scores.study.ranges)
     alone = len(names) == 1 or len(scores.points[0]) < len(names)
     panels = [(name,) for name in names] if alone else list(itertools.combinations(names, 2))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from offrl.evaluation.robust import NEAR, RobustScores, seed_interval, worst_points
-from offrl.figures.evaluations import robust_figure
+from offrl.figures.evaluations import STUDY, robust_figure
 from offrl.figures.style import own_settings, save
 from offrl.report.page import Content, Page
 from offrl.report.rows import interval_cell
@@ -71,7 +71,7 @@ def write_robust(scores: RobustScores, folder: Path, title: str) -> Path:
         )
     page.table(["", *HEADERS, "where the worst is"], rows(scores), caption=f"The {scores.unit} of episodes. {ABOUT}")
     figure.suptitle("")
-    page.figure(figure, robust_figure.__doc__ or "")
+    page.figure(figure, STUDY)
     if lines := unchanged_lines(scores):
         page.box("Values that change nothing", lines, "note")
     for where in scores.cells.values():

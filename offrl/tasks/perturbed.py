@@ -30,7 +30,7 @@ class Perturbation:
     values: Mapping[str, float] = field(default_factory=dict)
     # with a mass its body's inertia is scaled, and what MuJoCo derives of both is computed anew
     consistent: bool = True
-    deviations: np.ndarray | None = None  # [O] of the observations in the data, the unit of `noise`
+    deviations: np.ndarray | float = 1.0  # [O] of the observations in the data, the unit of `noise`
 
 
 def nominal_values(env: gym.Env) -> dict[str, float]:
