@@ -15,16 +15,13 @@ from offrl.report.rows import interval_cell
 from offrl.runs.tables import interval_text
 
 NAME = "robust"  # of the files: .html, .png, .csv, .json
-HEADERS = ("nominal", "mean over points", "CVaR 10%", "worst point", f"points at {NEAR:.0%} of nominal or more")
+HEADERS = ("nominal", "mean over points", "CVaR 10%", "worst point", f"% of points at {NEAR:.0%} of nominal or more")
 ABOUT = (
     "Each point is the environment with the values of the axes, and plays the same start states. The worst point and "
     "the CVaR (the mean over the worst tenth of the points) were chosen among noisy means, so what is shown of them "
     "was played again in other episodes. Intervals: 95%, over seeds, or over the episodes of a single seed."
 )
-SAME = (
-    "the same episodes, bit for bit, with all else equal. MuJoCo lets two geoms slide by the larger of their two "
-    "frictions: a smaller one changes nothing."
-)
+LARGER = ": MuJoCo lets two geoms slide by the larger of their two frictions, and a smaller one changes nothing"
 
 
 def point_text(point: Mapping[str, float]) -> str:
@@ -39,7 +36,7 @@ def rows(scores: RobustScores) -> list[list[str]]:
         [
             one.cell,
             *(interval_text(v, digits) for v in (one.nominal, one.mean, one.cvar, one.worst)),
-            "" if one.share is None else f"{one.share[0]:.0%}",
+            "" if one.share is None else interval_text((100 * one.share[0], 100 * one.share[1], 100 * one.share[2]), 0),
             point_text(scores.points[one.point]),
         ]
         for one in scores.summaries()
@@ -49,7 +46,8 @@ def rows(scores: RobustScores) -> list[list[str]]:
 def unchanged_lines(scores: RobustScores) -> list[str]:
     """A line for each row of values that change nothing."""
     return [
-        f"{name} {', '.join(f'{value:.3g}' for value in values)}: {SAME}"
+        f"{name} {', '.join(f'{value:.3g}' for value in values)}: the same episodes, bit for bit, with all else equal"
+        f"{LARGER if name.startswith('friction.') else ''}"
         for name, runs in scores.unchanged().items()
         for values in runs
     ]

@@ -19,7 +19,7 @@ from gymnasium import spaces
 AXES = "xyz"  # of the world
 IMPULSE, PERIOD = 5, 100  # an impulse lasts the first IMPULSE steps of each PERIOD
 FIELDS = ("body_mass", "body_inertia", "geom_friction", "dof_damping")  # of a model, which parameters change
-FORCES = ("force.", "impulse.")
+FORCES, SENSORS = ("force.", "impulse."), ("noise", "dropout", "delay")
 NOISE = 1  # beside an episode's seed: the random numbers of its sensors
 
 
@@ -109,6 +109,8 @@ def _edit(model: Any, perturbation: Perturbation) -> None:
             model.dof_damping[:] *= value
         elif kind == "gravity":
             model.opt.gravity[2] = -value
+        elif name not in SENSORS and not name.startswith(FORCES):
+            raise ValueError(f"there is no parameter {name}")
 
 
 def _derive(env: gym.Env, perturbation: Perturbation) -> None:
