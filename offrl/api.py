@@ -18,6 +18,9 @@ from offrl.data.transforms.reward_labels import Labeller
 from offrl.errors import say
 from offrl.evaluation import reward_inference
 from offrl.evaluation.reward_inference import RewardEvaluation
+from offrl.evaluation.robust import RobustScores, score_robustly
+from offrl.evaluation.shield_kinds import ShieldSettings
+from offrl.evaluation.studies import study_of
 from offrl.export.write import export_run
 from offrl.figures.curves import plot_run
 from offrl.finetuning.loop import finetune as play_and_learn
@@ -34,7 +37,9 @@ from offrl.settings.compose import compose
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.train import TrainConfig
 from offrl.system.devices import pick_device
+from offrl.system.progress import Progress
 from offrl.system.user_code import refuse_imported
+from offrl.tasks.environments import make_env
 from offrl.tasks.task import with_factory
 from offrl.training import distributed
 from offrl.training.loop import train as run_training
@@ -72,6 +77,41 @@ class Run(SavedRun):
         evaluation, returns = reward_inference.score(policies, self._task(env, goals=False), config, rewards)
         return RewardEvaluation(reward_inference.name_of(rewards), tuple(self.replicas), evaluation, returns, mean)
 
+    def evaluate_robust(
+        self,
+        robust: str = "rrls",
+        points: str = "grid",
+        episodes: int = 10,
+        seed: int = 0,
+        env: str | Callable[[], Any] | None = None,
+        parallel: int = 64,
+        max_steps: int | None = None,
+        acting: Mapping[str, Any] | None = None,
+        cost_limit: float | None = None,
+        shield: ShieldSettings | None = None,
+        quiet: bool = True,
+    ) -> RobustScores:
+        """Score the policies in the environment as it is and at each point of a study of perturbations, and at the
+        worst points again, in episodes of `seed` + 1.
+
+        robust: rrls, rrls:3, contact or a YAML file of ranges. points: grid, grid:5, latin:100 or axis. The other
+        arguments as in `evaluate`. Raises UserError for a study that the environment has not, and where noise is in
+        units of data that are not there any more.
+        """
+        task = self._task(env)
+        with make_env(task) as environment:
+            study = study_of(robust, environment, task.env_id or task.name)
+        noisy = "noise" in study.ranges
+        deviations = data_of([self]).columns["observations"].double().std(0).numpy() if noisy else 1.0
+        policies = [self.load_policy(r) for r in self.replicas]
+        policies = [p.with_settings(acting) for p in policies] if acting else policies
+        policies = [shield.of(p) for p in policies] if shield else policies
+        config = EvalConfig(episodes=episodes, seed=seed, parallel=parallel, max_steps=max_steps, cost_limit=cost_limit)
+        chosen = study.points(points)
+        total = (1 + len(chosen)) * len(policies) * episodes
+        with Progress(f"{len(chosen):,} points", total, "episodes", quiet, stderr=True) as bar:
+            return score_robustly(policies, self.replicas, task, config, study, chosen, deviations, bar.update)
+
     def export(
         self,
         format: str = "onnx",
@@ -79,6 +119,7 @@ class Run(SavedRun):
         out: str | Path | None = None,
         stochastic: bool = False,
         opset: int | None = None,
+        shield: ShieldSettings | None = None,
         **values: float,
     ) -> Path:
         """Write the policy of one seed, and grid point, as a file that runs without offrl; see
@@ -86,7 +127,7 @@ class Run(SavedRun):
 
         Returns the file: `out`, or RUN/export/REPLICA/policy.SUFFIX, with policy.json beside it. Raises UserError.
         """
-        return export_run(self, format, seed, values, out, stochastic, opset).path
+        return export_run(self, format, seed, values, out, stochastic, opset, shield).path
 
     def film(
         self,
@@ -95,6 +136,7 @@ class Run(SavedRun):
         env: str | Callable[[], Any] | None = None,
         fps: int = 30,
         size: int | None = None,
+        shield: ShieldSettings | None = None,
     ) -> list[Path]:
         """Film the first episodes of `evaluate(seed=seed)` with all replicas in one picture: RUN/videos/*.mp4, one for
         each episode.
@@ -102,7 +144,9 @@ class Run(SavedRun):
         Raises `offrl.video.NoVideo`, a UserError, where nothing can be rendered or encoded here.
         """
         video.prepare()
-        return video.film(self, EvalConfig(seed=seed), env=env, fps=fps, size=size, videos=episodes, quiet=True)
+        return video.film(
+            self, EvalConfig(seed=seed), env=env, fps=fps, size=size, videos=episodes, quiet=True, shield=shield
+        )
 
     def plot(self, runs: Sequence[SavedRun] = ()) -> Figure | None:
         """Draw learning_curve.png, beside the curves of `runs`, and grid.png for a grid over one or two fields.

@@ -11,8 +11,11 @@ from offrl.runs.paths import check_run
 from offrl.settings.field import describe, setting
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from offrl.api import Run
     from offrl.evaluation.result import Evaluation
+    from offrl.evaluation.shield_kinds import ShieldSettings
 
 
 @dataclass
@@ -40,6 +43,12 @@ class EvaluateConfig:
         "steps of the environment between two decisions, one evaluation each: 1,2,4,8 holds actions, or plays them "
         "from the queue of a policy that draws several at a time; writes RUN/frequency.csv and .png",
     )
+    robust: str | None = setting(
+        None,
+        "perturbations of a MuJoCo environment: rrls, contact (of two parameters; rrls:3 of three), or a YAML file of "
+        "ranges; writes RUN/robust.html, .csv, .json and .png",
+    )
+    points: str = setting("grid", "points of robust=: grid, grid:5, latin:100, or axis, each parameter alone")
     rewards: list[str] = setting(
         [],
         "other rewards for zero-shot policies (fb, breeze), without training: file.py:function, or several, "
@@ -50,6 +59,17 @@ class EvaluateConfig:
         "settings with which policies act otherwise than in training, such as acting.beta=16 acting.decoding=greedy "
         "(language models)",
     )
+    shield: str | None = setting(
+        None,
+        "what corrects actions before they are played: file.py:FUNCTION, a rule(observations, actions) in torch that "
+        "returns their lowest and highest values, or other actions; critic, of algo.cost_limit=; or model; also with "
+        "robust= and video=",
+    )
+    constraint: str | None = setting(
+        None, "shield=model: file.py:FUNCTION, of next observations in torch, at most 0 where all is well"
+    )
+    world_model: str | None = setting(None, "shield=model: a run of algo=dynamics")
+    safe_action: list[float] = setting([], "played where a shield has no solution; []: the middle of the range")
     video: bool = setting(False, "true: film the first episodes, all policies in one picture, to RUN/videos/*.mp4")
     video_episodes: int = setting(1, "how many episodes are filmed, one file each", low=1)
     fps: int = setting(30, "pictures a second at most, at real speed", low=1)
@@ -72,6 +92,7 @@ def run(arguments: list[str]) -> int:
         )
     check_run(arguments[0])
     from offrl.api import Run
+    from offrl.evaluation.shield_kinds import shield_of
     from offrl.runs.tables import interval_text, print_columns
     from offrl.settings.compose import fill, parse
     from offrl.settings.groups import flat_name
@@ -86,9 +107,12 @@ def run(arguments: list[str]) -> int:
         values["rewards"] = [values["rewards"]]
     config = fill(EvaluateConfig(), values, "evaluate")
     trained = Run(arguments[0])
-    kinds = [name for name in ("target_returns", "rewards", "frequency") if getattr(config, name)]
+    kinds = [name for name in ("target_returns", "rewards", "frequency", "robust") if getattr(config, name)]
     if len(kinds) > 1:
         raise UserError(f"{' and '.join(kinds)} are different evaluations; give one of them")
+    if config.shield and (config.target_returns or config.rewards or config.frequency):
+        raise UserError(f"shield= and {kinds[0]}= are different evaluations; give one of them")
+    shield = shield_of(config.shield, config.safe_action, config.constraint, config.world_model)
     scoring = {k: v for k, v in asdict(config).items() if k in ("episodes", "seed", "env", "parallel", "max_steps")}
     if config.target_returns:
         return _evaluate_target_returns(trained, config, scoring)
@@ -96,11 +120,12 @@ def run(arguments: list[str]) -> int:
         return _evaluate_on_rewards(trained, config, scoring)
     if config.frequency:
         return _evaluate_frequency(trained, config, scoring)
+    if config.robust:
+        return _evaluate_robust(trained, config, {**scoring, "shield": shield})
     video = config.video and _can_film()
     drawing = os.environ.get("MUJOCO_GL")
-    result = trained.evaluate(
-        **scoring, acting=config.acting, device=str(pick_device(config.device)), cost_limit=config.cost_limit
-    )
+    scoring |= {"acting": config.acting, "device": str(pick_device(config.device)), "cost_limit": config.cost_limit}
+    result = trained.evaluate(**scoring, shield=shield)
     replicas, rows = trained.replicas, result.rows()
     columns = {name: [number(dict(replica.values)[name]) for replica in replicas] for name in trained.grid}
     columns["seed"] = [str(replica.seed) for replica in replicas]
@@ -108,6 +133,8 @@ def run(arguments: list[str]) -> int:
     costs = {"cost": "cost", "cost_normalized": "cost / limit", "safe": "safe"}
     for key, header in {"score": "score", **returns, "length_mean": "length", "success": "success", **costs}.items():
         columns[header] = ["" if row.get(key) is None else f"{row[key]:.2f}" for row in rows]
+    if shield:
+        columns |= _without_shield(rows, trained.evaluate(**scoring).rows())
     if result.tasks <= WIDEST:  # no line holds more; scores.csv of a run does
         columns["success by task"] = [row["success_by_task"] or "" for row in rows]
     print_columns(columns, f"{trained.algorithm}: {result.label}")
@@ -118,8 +145,23 @@ def run(arguments: list[str]) -> int:
     # where MuJoCo's back end failed to load it was said, and set to "disable" (see
     # offrl.tasks.environments.import_mujoco)
     if video and os.environ.get("MUJOCO_GL") == drawing:
-        _film(trained, config, result)
+        _film(trained, config, result, shield)
     return 0
+
+
+def _without_shield(rows: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+    """Columns of a table: what the shield did, and the scores of the same episodes without it (`plain`)."""
+    from offrl.evaluation.shield import OFTEN
+
+    steps = {"shielded": "steps changed", "unsolved": "no solution"}
+    columns = {header: [f"{row[name]:.1%}" for row in rows] for name, header in steps.items()}
+    columns["mean change"] = [f"{row['shield_change']:.3f}" for row in rows]
+    for name, header in {"score": "score without", "return_mean": "return without", "cost": "cost without"}.items():
+        if plain[0].get(name) is not None:
+            columns[header] = [f"{row[name]:.2f}" for row in plain]
+    if any(row["shielded"] > OFTEN for row in rows):
+        warn(f"the shield changes more than {OFTEN:.0%} of the steps: the policy rarely acts as it was trained")
+    return columns
 
 
 def _evaluate_target_returns(trained: Run, config: EvaluateConfig, scoring: dict[str, Any]) -> int:
@@ -191,6 +233,22 @@ def _evaluate_frequency(trained: Run, config: EvaluateConfig, scoring: dict[str,
     return 0
 
 
+def _evaluate_robust(trained: Run, config: EvaluateConfig, scoring: dict[str, Any]) -> int:
+    """Score the policies at the points of a study: a table, a page, a CSV and a JSON file, and a picture."""
+    from offrl.report.robust import HEADERS, rows, unchanged_lines, write_robust
+    from offrl.runs.tables import print_table
+
+    if config.video:
+        raise UserError("video=true films the environment as it is: leave robust= out, or video=")
+    assert config.robust is not None
+    more = {"acting": config.acting, "cost_limit": config.cost_limit, "quiet": False}
+    scores = trained.evaluate_robust(config.robust, config.points, **scoring, **more)
+    title = f"{trained.algorithm}, robust={config.robust}, {len(scores.points):,} points"
+    print_table(["", *HEADERS, "where"], rows(scores), f"{title}: {scores.evaluations[0].label}")
+    say(*unchanged_lines(scores), str(write_robust(scores, trained.dir, f"{trained.algorithm} on {trained.dataset}")))
+    return 0
+
+
 def _evaluate_on_rewards(trained: Run, config: EvaluateConfig, scoring: dict[str, Any]) -> int:
     """Infer the task of each reward and score the policies by it: a table and a CSV file."""
     from offrl.evaluation.reward_inference import write
@@ -228,7 +286,7 @@ def _can_film() -> bool:
     return True
 
 
-def _film(trained: Run, config: EvaluateConfig, result: Evaluation) -> None:
+def _film(trained: Run, config: EvaluateConfig, result: Evaluation, shield: ShieldSettings | None) -> None:
     """Write the videos; a warning where that is impossible."""
     from offrl.settings.evaluation import EvalConfig
     from offrl.video import NoVideo, film
@@ -243,6 +301,7 @@ def _film(trained: Run, config: EvaluateConfig, result: Evaluation) -> None:
             size=config.size,
             videos=config.video_episodes,
             scored=result,
+            shield=shield,
         )
     except NoVideo as error:
         warn(f"no video: {error}")

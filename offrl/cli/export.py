@@ -56,9 +56,11 @@ def run(arguments: list[str]) -> int:
             raise UserError(f"{trained.dir} has a policy for each {name}; say which: {choices}")
         if name in cell and cell[name] not in values_there:
             raise UserError(f"{trained.dir} has no policy with {name}={cell[name]}; choose {choices}")
+    from offrl.evaluation.shield_kinds import shield_of
     from offrl.export.write import export_run
 
-    result = export_run(trained, config.format, config.seed, cell, config.out, config.stochastic, config.opset)
+    shield = shield_of(config.shield, config.safe_action, config.constraint, config.world_model)
+    result = export_run(trained, config.format, config.seed, cell, config.out, config.stochastic, config.opset, shield)
     say(*_report(result))
     return 0
 

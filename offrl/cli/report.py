@@ -23,14 +23,14 @@ LITERAL = ("title", "baseline", "out", "results", "license")  # taken as they st
 
 
 def usage(arguments: list[str]) -> str:
-    from offrl.report.config import ReportConfig
+    from offrl.report import ReportConfig
     from offrl.settings.field import describe
 
     return HEAD + "\n" + "\n".join(describe(ReportConfig()))
 
 
 def run(arguments: list[str]) -> int:
-    from offrl.report.config import ReportConfig
+    from offrl.report import ReportConfig
     from offrl.settings.compose import fill, parse
 
     paths = [a for a in arguments if "=" not in a or Path(a).exists()]

@@ -22,6 +22,7 @@ from offrl.evaluation.steppers import StepFailed, observed, step_all
 from offrl.settings.evaluation import EvalConfig
 from offrl.tasks.environments import action_kind, episode_limit, flattener, make_env, to_space
 from offrl.tasks.episodes import ENDLESS, goal_of, mujoco_warnings, observe_reward, reset_seed, set_goal
+from offrl.tasks.perturbed import perturbed
 from offrl.tasks.provenance import provenance
 from offrl.tasks.task import Task
 
@@ -93,9 +94,11 @@ class Evaluator:
         alive = self.config.parallel
         while len(self.envs) < min(alive, len(episodes)):
             self.envs.append(make_env(self.task))
-        with mujoco_warnings() as unstable, plain_products():
+        changes = getattr(policy, "perturbation", None)
+        with mujoco_warnings() as unstable, plain_products(), perturbed(self.envs[: len(episodes)], changes) as envs:
             for first in range(0, len(episodes), alive):
-                self._wave(_Games(n, policy, seed, list(episodes[first : first + alive]), tally, unstable), progress)
+                at = list(episodes[first : first + alive])
+                self._wave(_Games(n, policy, seed, at, tally, unstable, envs[: len(at)]), progress)
 
     def _wave(self, games: _Games, progress: Progress | None) -> None:
         """Play these episodes to their ends, each in an environment of its own, with a fresh carry."""
@@ -103,7 +106,6 @@ class Evaluator:
         rows = games.rows = (
             np.full(count, None, object) if self.text else aligned_zeros((count, *self.observation_shape), self.dtype)
         )
-        games.envs = self.envs[: len(games.at)]
         goals: list[np.ndarray | None] = [None] * count
         for env, e in zip(games.envs, games.at, strict=True):
             options = dict(self.task.starts[e % len(self.task.starts)]) if self.task.starts else None
@@ -119,11 +121,15 @@ class Evaluator:
         games.unstable.clear()
         carry = set_goal(games.policy, games.policy.start(count), _rows(goals, games.at))
         started_at, value = list(games.at), None
+        interventions = getattr(games.policy, "interventions", None)
         games.discount = float(getattr(games.policy, "discount", DISCOUNT))
         limit = getattr(games.policy, "cost_limit", None) if self.config.cost_limit is None else self.config.cost_limit
         tally.limits[games.n, started_at] = np.nan if limit is None else limit
         for t in range(self.limit):
             actions, carry = games.policy.step(carry, rows, t)
+            if interventions is not None:
+                sums = np.nan_to_num(tally.shielded[games.n, games.at])
+                tally.shielded[games.n, games.at] = sums + interventions(carry, games.at)
             if t == 0 and isinstance(games.policy, OwnValues):
                 value = games.policy.own_value(rows, np.asarray(actions))
             self._turn(games, actions, t)
@@ -261,8 +267,8 @@ class _Games:
     at: list[int]  # the running episodes
     tally: Tally
     unstable: list[str]  # see `mujoco_warnings`
+    envs: list[gym.Env]  # of the running episodes
     discount: float = DISCOUNT
-    envs: list[gym.Env] = field(default_factory=list)  # of the running episodes
     rows: np.ndarray = field(init=False)  # [E, ...] observations; zeros (of texts: None) where no episode runs
     rewards: np.ndarray = field(init=False)  # [E] of the last step; likewise
     costs: np.ndarray | None = None  # likewise; None where the environment said nothing

@@ -102,7 +102,8 @@ def predict(
 
 
 def critic_of(run_dir: Path, policy: TrainedPolicy, index: int) -> dict[str, Any]:
-    """The critic's modules of the run's replica `index`, from the checkpoint that `policy` was made of.
+    """The modules of critics, of costs too, of the run's replica `index`, from the checkpoint that `policy` was made
+    of.
 
     Raises UserError where that is not there.
     """
@@ -119,7 +120,8 @@ def critic_of(run_dir: Path, policy: TrainedPolicy, index: int) -> dict[str, Any
         fresh = type(algorithm)(algorithm.config, algorithm.data_spec, algorithm.pretrained)
         fresh.buffers = dict  # type: ignore[method-assign]
         template = fresh.init(0).params
-    names = [n for n in algorithm.traits.critic_modules if n not in policy.state.params]
+    modules = dict.fromkeys((*algorithm.traits.critic_modules, "cost_critic"))
+    names = [n for n in modules if n in template and n not in policy.state.params]
     saved_params = {k: v[index] for k, v in latest[0].items() if k.startswith("state/params/")}
     critic = files.unflatten({"state": {"params": {n: template[n] for n in names}}}, saved_params, where)
     return pytree.tree_map(lambda x: x.clone(), critic["state"]["params"])

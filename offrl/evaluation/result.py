@@ -15,7 +15,8 @@ from offrl.tasks.task import Task
 
 class Policy(Protocol):
     """The policy that is scored. Row e of every array belongs to episode e; a row whose episode does not run holds
-    zeros (of texts: None), and its action is ignored."""
+    zeros (of texts: None), and its action is ignored. Where it has a `perturbation`, the environment is so perturbed.
+    """
 
     def start(self, episodes: int) -> Any:
         """A fresh carry for that many episodes."""
@@ -54,6 +55,8 @@ class Evaluation:
     faults: int = 0  # episodes stopped early by a NaN action or by physics that blew up
     costs: np.ndarray | None = None  # [N, E] float64, undiscounted; None where the environment does not say
     limits: np.ndarray | None = None  # [N, E] float64, of the costs of each policy's episodes; NaN: it has none
+    # [N, E, 3] float64, sums over steps of what shields did (see `shield.Guarded.changes`); None: there are none
+    shielded: np.ndarray | None = None
     tasks: int = 1  # episode e is of task e % tasks, of those that `Task.starts` names
 
     @property
@@ -91,6 +94,7 @@ class Evaluation:
                 if self.tasks == 1 or self.successes is None
                 else " ".join(f"{s:.4g}" for s in self.by_task(n)),
                 **self._costs(n),
+                **self._shield(n),
             }
             for n in range(len(self.returns))
         ]
@@ -106,6 +110,14 @@ class Evaluation:
         if np.isnan(limit):
             return some
         return some | {"cost_normalized": normalized_cost(some["cost"], limit), "safe": float((costs <= limit).mean())}
+
+    def _shield(self, n: int) -> dict[str, Any]:
+        """The shares of policy n's steps that its shield changed and had no solution for, and the mean change of a
+        step; {} without one."""
+        if self.shielded is None:
+            return {}
+        names = ("shielded", "unsolved", "shield_change")
+        return dict(zip(names, (self.shielded[n].sum(0) / self.lengths[n].sum()).tolist(), strict=True))
 
     def split(self, count: int) -> tuple[Evaluation, ...]:
         """Evaluations of `count` policies each, in order."""
@@ -146,6 +158,7 @@ class Tally:
     estimates: np.ndarray  # [N, E], NaN where a policy has none
     costs: np.ndarray  # [N, E], NaN where the environment said nothing
     limits: np.ndarray  # [N, E], NaN where a policy has none
+    shielded: np.ndarray  # [N, E, 3], NaN where a policy has no shield
     finished: int = 0  # episodes
     faults: int = 0
 
@@ -164,6 +177,7 @@ class Tally:
             unknown,
             np.zeros(shape),
             *(unknown.copy() for _ in ("estimates", "costs", "limits")),
+            np.full((*shape, 3), np.nan),
         )
 
     def evaluation(self, task: Task, provenance: Provenance, seeds: Sequence[int]) -> Evaluation:
@@ -172,5 +186,14 @@ class Tally:
         scores = task.score(self.returns, successes)
         numbers = tuple(int(s) for s in seeds)
         costs = None if np.isnan(self.costs).all() else np.nan_to_num(self.costs)
-        statistics = self.discounted, self.estimates, self.faults, costs, self.limits, max(1, len(task.starts))
+        shielded = None if np.isnan(self.shielded).all() else np.nan_to_num(self.shielded)
+        statistics = (
+            self.discounted,
+            self.estimates,
+            self.faults,
+            costs,
+            self.limits,
+            shielded,
+            max(1, len(task.starts)),
+        )
         return Evaluation(self.returns, self.lengths, successes, scores, task.name, provenance, numbers, *statistics)

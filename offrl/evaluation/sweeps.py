@@ -31,6 +31,11 @@ class Sweep:
     evaluations: tuple[Evaluation, ...]  # one for each condition
 
     @property
+    def unit(self) -> str:
+        """What `values` are: "score" where there are reference scores, else "return"."""
+        return "return" if any(e.scores is None for e in self.evaluations) else "score"
+
+    @property
     def cells(self) -> dict[Values, list[int]]:
         """Replicas that differ in nothing but the seed."""
         return by_cell(self.replicas)
@@ -166,11 +171,6 @@ class FrequencyScores(Sweep):
     """Scores of R replicas that decide once in D steps, for each of several D."""
 
     steps: tuple[int, ...]  # D, ascending
-
-    @property
-    def unit(self) -> str:
-        """What `values` are: "score" where there are reference scores, else "return"."""
-        return "return" if any(e.scores is None for e in self.evaluations) else "score"
 
     @property
     def values(self) -> np.ndarray:

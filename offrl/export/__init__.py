@@ -24,6 +24,12 @@ class ExportConfig:
     stochastic: bool = setting(
         False, "true: sample the policy's distribution, with random numbers as inputs of the file; false: greedy"
     )
+    shield: str | None = setting(
+        None, "what corrects actions, in the file too: file.py:FUNCTION, critic or model, as in offrl evaluate"
+    )
+    constraint: str | None = setting(None, "shield=model: file.py:FUNCTION of next observations")
+    world_model: str | None = setting(None, "shield=model: a run of algo=dynamics")
+    safe_action: list[float] = setting([], "where the shield has no solution; []: the middle of the range")
     opset: int | None = setting(
         None, "of ONNX; null: 18, which onnxruntime 1.18 and later reads", low=OPSET, high=LARGEST_OPSET
     )

@@ -75,6 +75,7 @@ def text(policy: TrainedPolicy, description: Mapping[str, Any]) -> str:
         *_columns(policy.algorithm.spec),
         *_table(scores),
         *_chunks(description),
+        *_shield(description),
         "```python",
         "import offrl",
         "",
@@ -124,6 +125,14 @@ def _chunks(description: Mapping[str, Any]) -> list[str]:
         "episode begins.",
         "",
     ]
+
+
+def _shield(description: Mapping[str, Any]) -> list[str]:
+    """What corrects an exported file's actions, where something does."""
+    if "shield" not in description["policy"]:
+        return []
+    name = _tag(Path(str(description["policy"]["shield"])).name)
+    return [f"The exported files correct their actions by the shield `{name}`; `policy.safetensors` does not.", ""]
 
 
 def _metrics(scores: list[Mapping[str, Any]]) -> list[dict[str, Any]]:

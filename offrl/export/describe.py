@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from offrl.data.dataset import DataSpec
 from offrl.data.store import StreamSpec
 from offrl.evaluation.policy import TrainedPolicy
+from offrl.evaluation.shield import ShieldedPolicy
 from offrl.export.dimensions import dimension_names, plain, units_of
 from offrl.export.graph import GOALS, MEANING, Draw, chunked, input_names
 from offrl.settings.replicas import Replica, by_cell
@@ -120,6 +121,7 @@ def description(
         "policy": {
             "algorithm": details.get("algorithm", algorithm.config.name),
             "acts": "a sample of its distribution" if stochastic else "its greedy action",
+            **({"shield": policy.shield.name} if isinstance(policy, ShieldedPolicy) else {}),
             "settings": dataclasses.asdict(algorithm.config),
             "seed": policy.seed,
             "updates": int(policy.state.step),

@@ -20,11 +20,12 @@ from torch.utils import _pytree as pytree
 
 from offrl import rng
 from offrl.actor import BoundParams, bind
-from offrl.errors import UserError
+from offrl.errors import UserError, first_line
 from offrl.evaluation import streams
 from offrl.evaluation.past import window_moments
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.predict import numbered
+from offrl.evaluation.shield import ShieldedPolicy
 from offrl.nn.stream_encoder import ENCODER
 from offrl.tasks.entries import VECTOR
 
@@ -189,6 +190,15 @@ class PolicyGraph(nn.Module):
                 f"a policy of {name} remembers the episode so far, and an exported file maps one observation to one "
                 "action: it cannot be exported (an actor that defines graph() can)"
             )
+        self.shield: Callable[..., Any] | None = None
+        if isinstance(policy, ShieldedPolicy):
+            self.shield = ShieldedPolicy(policy, policy.shield.bound(state, dtype)).guard
+        if isinstance(policy, ShieldedPolicy) and (policy.shield.remembers or chunked(policy)):
+            sees = "the action before" if policy.shield.remembers else "each step of a chunk"
+            raise UserError(
+                f"shield={policy.shield.name} sees {sees}, and an exported file maps one observation to its actions: "
+                "it cannot be exported (a rule of observations and actions of a policy without chunks can)"
+            )
         self.aimed = graph_module is None and policy.goal_conditioned
         self.own_goals = spec.goal_dim > 0  # not observations, and never normalised
         self.module = graph_module
@@ -230,7 +240,16 @@ class PolicyGraph(nn.Module):
         if self.discrete:
             return actions + self.first_choice if self.first_choice else actions
         low, high = self.action_low, self.action_high
-        return torch.clamp(low + (actions + 1.0) * 0.5 * (high - low), low, high)
+        actions = torch.clamp(low + (actions + 1.0) * 0.5 * (high - low), low, high)
+        return actions if self.shield is None else self._shielded(observations.to(self.dtype), actions)
+
+    def _shielded(self, observations: Tensor, actions: Tensor) -> Tensor:
+        assert self.shield is not None
+        try:
+            return self.shield(observations.reshape(-1, self.size), actions, actions).actions
+        except UserError as error:
+            reason = first_line(error.__cause__ or error)
+            raise UserError(f"the shield cannot be exported, for it is not of torch alone ({reason})") from None
 
     def examples(self, count: int) -> tuple[Tensor, ...]:
         """Observations to trace the graph with: zeros."""

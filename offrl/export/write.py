@@ -21,6 +21,7 @@ from offrl.data.history import history_of
 from offrl.errors import UserError, first_line, nearest, warn
 from offrl.evaluation import streams
 from offrl.evaluation.policy import TrainedPolicy
+from offrl.evaluation.shield_kinds import ShieldSettings
 from offrl.export import OPSET, SUFFIX, card, describe
 from offrl.export.check import BATCHES, Check, Runner, check
 from offrl.export.graph import GOALS, Draw, PolicyGraph, Undrawable, draws_of, input_names, inputs_of
@@ -66,15 +67,17 @@ def export_run(
     out: str | Path | None = None,
     stochastic: bool = False,
     opset: int | None = None,
+    shield: ShieldSettings | None = None,
 ) -> Exported:
-    """Export the final policy of one replica: `seed` (the first by default) and, in a grid, the cell `values`. Into a
-    folder it also writes a model card, README.md, and policy.safetensors, so that the folder can be uploaded to the
-    Hugging Face Hub.
+    """Export the final policy of one replica: `seed` (the first by default) and, in a grid, the cell `values`, behind
+    its shield. Into a folder it also writes a model card, README.md, and policy.safetensors, so that the folder can be
+    uploaded to the Hugging Face Hub.
 
     out: a file, or a folder for `policy.SUFFIX`; by default RUN/export/REPLICA. See `export_policy` for the rest.
     """
     _known(format)
     policy = run.policy(seed, **(values or {}))
+    policy = shield.of(policy) if shield else policy
     replica = run.replica(policy.seed, dict(values or {}))
     with contextlib.suppress(UserError):  # of damaged checkpoints; the policy's own file is what counts here
         if replica in run.diverged:

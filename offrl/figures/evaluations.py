@@ -3,6 +3,7 @@ that are in no data."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,28 @@ from typing import Any
 import numpy as np
 
 from offrl.evaluation.in_context import Played
+from offrl.evaluation.robust import NEAR, RobustScores, RobustSummary
 from offrl.evaluation.sweeps import AchievedReturns, FrequencyScores
-from offrl.figures.curves import draw_lines
-from offrl.figures.style import COLOURS, GREY, label_ends, new_figure, own_settings, plain_axes, save
+from offrl.figures.curves import draw_lines, heat_map
+from offrl.figures.style import (
+    COLOURS,
+    GREY,
+    INK,
+    colour_bar,
+    label_ends,
+    new_figure,
+    new_grid,
+    own_settings,
+    plain_axes,
+    save,
+)
 from offrl.statistics.intervals import mean_interval
+
+STUDY = (
+    "Over pairs of parameters as heat maps, with the worst of all other parameters (as points where no two share a "
+    "value); over one parameter as a line with its interval. A star, or a dotted line, is the environment as it is, a "
+    "ring the worst point, a white or a dashed line 80% of the nominal score."
+)
 
 
 @own_settings()
@@ -88,6 +107,73 @@ def draw_in_context(played: Mapping[str, Sequence[Played]], out: Path, title: st
     ends = draw_lines(axes, lines, spread=True, thin=False, xlabel=xlabel, heading=heading)
     label_ends(axes, ends)
     save(figure, out)
+
+
+@own_settings()
+def robust_figure(scores: RobustScores, title: str = "") -> Any:
+    """The scores of a study, a row of panels for each cell; see STUDY."""
+    names = list(scores.study.ranges)
+    alone = len(names) == 1 or len(scores.points[0]) < len(names)
+    panels = [(name,) for name in names] if alone else list(itertools.combinations(names, 2))
+    cells = list(scores.cells.values())
+    size = {"height": 3.4 * (1 if alone else len(cells)) + 0.4, "width": max(7.2, 5.2 * len(panels))}
+    figure, grid = new_grid(title, 1 if alone else len(cells), len(panels), **size)
+    summaries = scores.summaries()
+    for column, panel in enumerate(panels):
+        for row, (where, summary) in enumerate(zip(cells, summaries, strict=True)):
+            if alone:
+                _line_of_points(grid[0, column], scores, panel[0], row, where, summary)
+            else:
+                _map_of_points(grid[row, column], scores, panel, where, summary)
+    if alone and len(cells) > 1:
+        grid[0, 0].legend(frameon=False, fontsize=9, loc="best")
+    return figure
+
+
+def _line_of_points(
+    axes: Any, scores: RobustScores, name: str, row: int, where: list[int], summary: RobustSummary
+) -> None:
+    at = sorted((i for i, p in enumerate(scores.points) if name in p), key=lambda i: scores.points[i][name])
+    x = [scores.points[i][name] for i in at]
+    _draw_cell(axes, x, scores.values[1:][at][:, where].mean(2), row, summary.cell or scores.unit, 0.15)
+    axes.axvline(scores.study.nominal[name], color=GREY, linewidth=1.0, linestyle=":")
+    axes.axhline(NEAR * summary.nominal[0], color=COLOURS[row % len(COLOURS)], linewidth=1.0, linestyle="--")
+    plain_axes(axes, name, f"{scores.unit}, mean over seeds, 95% interval")
+
+
+def _map_of_points(
+    axes: Any, scores: RobustScores, names: Sequence[str], where: list[int], summary: RobustSummary
+) -> None:
+    means = scores.means(where)
+    xs, ys = (np.array([point[name] for point in scores.points]) for name in names)
+    columns, rows = np.unique(xs), np.unique(ys)
+    is_grid = len(columns) * len(rows) <= len(means)
+    several = is_grid and len(scores.study.ranges) > 2
+    heading = f"{scores.unit}{', the worst of all other parameters' if several else ''}"
+    plain_axes(axes, names[0], f"{heading}{summary.cell and f'; {summary.cell}'}", grid="")
+    nominal = [scores.study.nominal[name] for name in names]
+    if not is_grid:
+        image = axes.scatter(xs, ys, c=means, cmap="viridis", s=42)
+        colour_bar(axes, image, fraction=0.04, pad=0.02)
+        worst = xs[summary.point], ys[summary.point]
+    else:
+        table = np.full((len(rows), len(columns)), np.inf)
+        np.minimum.at(table, (np.searchsorted(rows, ys), np.searchsorted(columns, xs)), means)
+        heat_map(axes, table.tolist(), [f"{v:.3g}" for v in columns], [f"{v:.3g}" for v in rows], numbers=True)
+        axes.invert_yaxis()
+        low = table < NEAR * summary.nominal[0]
+        for lines, border in ((axes.hlines, low[:-1] != low[1:]), (axes.vlines, (low[:, :-1] != low[:, 1:]).T)):
+            across, along = np.nonzero(border)
+            lines(across + 0.5, along - 0.5, along + 0.5, colors="w", linewidths=2.2)
+        worst = np.searchsorted(columns, xs[summary.point]), np.searchsorted(rows, ys[summary.point])
+        inside = all(v[0] <= x <= v[-1] for v, x in zip((columns, rows), nominal, strict=True))
+        nominal = (
+            [np.interp(x, v, range(len(v))) for v, x in zip((columns, rows), nominal, strict=True)] if inside else []
+        )
+    axes.set_ylabel(names[1], fontsize=9.5, color=INK)
+    axes.plot(*worst, "o", markersize=19, markerfacecolor="none", markeredgecolor=COLOURS[1], markeredgewidth=1.8)
+    if nominal:
+        axes.plot(*nominal, "*", markersize=13, color="w", markeredgecolor=INK)
 
 
 def _draw_cell(axes: Any, x: Any, values: np.ndarray, number: int, label: str, shade: float) -> None:

@@ -11,11 +11,10 @@ from pathlib import Path
 
 from offrl.errors import UserError, nearest, some
 from offrl.figures.style import own_settings
-from offrl.report import answer, figures, scores, whiskers
+from offrl.report import ReportConfig, answer, figures, scores, whiskers
 from offrl.report import appendix as behind
 from offrl.report import diagnostics as details
 from offrl.report.compare import compare
-from offrl.report.config import ReportConfig
 from offrl.report.context import MANY, ReportContext, count
 from offrl.report.films import films
 from offrl.report.page import Page

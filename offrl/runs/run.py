@@ -14,6 +14,7 @@ from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.pool.host import evaluate_parallel
 from offrl.evaluation.predict import critic_of
 from offrl.evaluation.result import Evaluation
+from offrl.evaluation.shield_kinds import ShieldSettings
 from offrl.evaluation.sweeps import AchievedReturns, FrequencyScores, HeldPolicy, data_range, spread_targets
 from offrl.runs.log import SCORE_COLUMNS
 from offrl.runs.record import RESTORE, SCORES, read_record, replicas_of, spec_of
@@ -238,8 +239,9 @@ class SavedRun:
         acting: Mapping[str, Any] | None = None,
         device: str = "auto",
         cost_limit: float | None = None,
+        shield: ShieldSettings | None = None,
     ) -> Evaluation:
-        """Score the final policies of all replicas again, in the order of `replicas`.
+        """Score the final policies of all replicas again, in the order of `replicas`, behind a shield if there is one.
 
         env: see `task`. acting: see `TrainedPolicy.with_settings`. device: where policies act whose actions take long,
         such as language models. cost_limit: of an episode, for `Evaluation.limits`; None: the algorithm's own. Raises
@@ -248,7 +250,7 @@ class SavedRun:
         policies = [self.load_policy(r, device) for r in self.replicas]
         policies = [p.with_settings(acting) for p in policies] if acting else policies
         config = EvalConfig(episodes=episodes, seed=seed, parallel=parallel, max_steps=max_steps, cost_limit=cost_limit)
-        return self._score(policies, env, config)
+        return self._score([shield.of(p) for p in policies] if shield else policies, env, config)
 
     def evaluate_target_returns(
         self,

@@ -22,6 +22,7 @@ import numpy as np
 from offrl.errors import UserError, first_line, warn
 from offrl.evaluation.evaluator import Evaluator
 from offrl.evaluation.result import Evaluation, Tally
+from offrl.evaluation.shield_kinds import ShieldSettings
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.replicas import Replica, number
 from offrl.system.files import file_name
@@ -75,6 +76,7 @@ def film(
     videos: int = 1,
     scored: Evaluation | None = None,
     quiet: bool = False,
+    shield: ShieldSettings | None = None,
 ) -> list[Path]:
     """Film the first `videos` of `config.episodes` episodes of a run's final policies; gives the files,
     RUN/videos/*.mp4, one each.
@@ -93,6 +95,7 @@ def film(
     size += size % 2
     videos = min(videos, config.episodes)
     policies = [run.load_policy(r) for r in replicas]
+    policies = [shield.of(p) for p in policies] if shield else policies
     written: list[Path] = []
     with contextlib.ExitStack() as stack:
         evaluator = stack.enter_context(_evaluator(task, config, size))

@@ -63,6 +63,8 @@ def test_score_only_where_every_run_has_one(tmp_path: Path) -> None:
         (): {s: {1000 * t: 3.0 * t + s for t in (1, 2, 3)} for s in (0, 1)}
     }
     assert plots.read_curves(without, "score") == {}
+    costs = write(tmp_path / "costs.csv", [row | {"cost": 2.0, "safe": ""} for row in rows(1, 1)])
+    assert plots.read_curves(costs, "score") == {(): {0: {1000: 3.0}}}
 
 
 def test_a_frozen_seed_leaves_the_others(tmp_path: Path, pictures: dict[str, Any]) -> None:

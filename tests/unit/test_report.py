@@ -19,8 +19,8 @@ import pytest
 import yaml
 
 from offrl.errors import UserError
+from offrl.report import ReportConfig
 from offrl.report.build import report
-from offrl.report.config import ReportConfig
 from tests.support.tiers import nightly_but
 
 from .test_html import Reader, outside

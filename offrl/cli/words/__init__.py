@@ -16,7 +16,7 @@ SETTINGS: dict[str, tuple[tuple[str, str], ...]] = {
     "evaluate": (("", "offrl.cli.evaluate:EvaluateConfig"),),
     "adapt": (("", "offrl.cli.adapt:AdaptConfig"),),
     "benchmark": (("", "offrl.benchmark.config:BenchmarkConfig"), ("", "offrl.settings.train:TrainConfig")),
-    "report": (("", "offrl.report.config:ReportConfig"),),
+    "report": (("", "offrl.report:ReportConfig"),),
     "select": (("", "offrl.cli.select:SelectConfig"),),
     "data": (("", "offrl.cli.data:Output"), ("dataset.", "offrl.settings.dataset:DatasetConfig")),
     "collect": (("", "offrl.collect.config:CollectConfig"),),

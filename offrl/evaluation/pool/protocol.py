@@ -184,7 +184,7 @@ class Job:
 
     def add(self, unit: Unit, part: Tally) -> None:
         """The results of a unit, whose policy is the only one of `part`."""
-        for name in ("returns", "lengths", "successes", "discounted", "estimates", "costs", "limits"):
+        for name in ("returns", "lengths", "successes", "discounted", "estimates", "costs", "limits", "shielded"):
             getattr(self.tally, name)[unit.policy, unit.episodes] = getattr(part, name)[0, unit.episodes]
         self.tally.faults += part.faults
         self.tally.finished += len(unit.episodes)

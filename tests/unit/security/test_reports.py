@@ -16,8 +16,8 @@ import pytest
 
 from offrl.figures import curves, world_model
 from offrl.figures.style import new_figure
+from offrl.report import ReportConfig
 from offrl.report.build import report
-from offrl.report.config import ReportConfig
 from offrl.report.context import ReportContext
 from offrl.report.page import Page, slug
 from offrl.runs.run import SavedRun
