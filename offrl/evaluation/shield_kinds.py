@@ -227,13 +227,13 @@ class ShieldSettings:
     def of(self, policy: TrainedPolicy) -> ShieldedPolicy:
         """The policy behind its shield. Raises UserError for one that no shield fits."""
         spec, name = policy.spec, policy.algorithm.config.name
-        others = {
+        kinds = {
             "texts": spec.text,
             "discrete actions": spec.discrete,
             "images": spec.streams,
             "windows": spec.windowed,
         }
-        if kind := next((kind for kind, present in others.items() if present), ""):
+        if kind := next((kind for kind, present in kinds.items() if present), ""):
             raise UserError(
                 f"shield= is for continuous actions and single vectors as observations; {name} has {kind} here"
             )
