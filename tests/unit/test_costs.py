@@ -23,6 +23,7 @@ from offrl.data.tools.convert import convert
 from offrl.errors import UserError
 from offrl.evaluation.evaluator import Evaluator
 from offrl.evaluation.result import normalized_cost
+from offrl.figures.curves import read_curves
 from offrl.report.dataset import doctor
 from offrl.runs.log import RunLog
 from offrl.settings.compose import compose, parse, rehearse
@@ -223,6 +224,8 @@ def test_tables_get_columns_of_costs_where_there_are_any(tmp_path: Path) -> None
     assert header.endswith(",success_by_task,cost,cost_normalized,safe") and len(lines) == 3
     assert [line.split(",")[-3:] for line in lines] == [["", "", ""], *2 * [["5.0", "1.25", "0.5"]]]
     assert {line.count(",") for line in (header, *lines)} == {header.count(",")}
+    # no settings of a grid, though some are empty
+    assert read_curves(tmp_path / "scores.csv", "return_mean") == {(): {0: {1: 1.0, 2: 1.0, 3: 1.0}}}
     assert '"costs": [[3.0, 7.0]]' in (tmp_path / "episodes.jsonl").read_text()
 
 
