@@ -119,7 +119,8 @@ class CDTActor(TargetReturnActor):
         window = {**carry.window, COSTS: torch.zeros(episodes, 0)}
         return CostHistory(window, carry.remaining, budget=torch.full((episodes,), self.algorithm.config.cost_limit))
 
-    def current_step(self, carry: CostHistory, observations: Tensor) -> Batch:
+    def current_step(self, carry: History, observations: Tensor) -> Batch:
+        assert isinstance(carry, CostHistory)
         return {**super().current_step(carry, observations), COSTS: carry.budget}
 
     def observe_cost(self, carry: CostHistory, costs: Tensor) -> CostHistory:

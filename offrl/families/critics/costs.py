@@ -57,12 +57,12 @@ def fit_limit(config: Any, dataset: Dataset, grid: Grid) -> Any:
     """`config` with a grid's limit and the horizon, where it has a limit; `config` itself where it has none.
 
     Raises UserError for data without costs, and for a limit below what any episode costs."""
-    values = (grid or {}).get("cost_limit", [getattr(config, "cost_limit", None)])
+    values: Any = (grid or {}).get("cost_limit", [getattr(config, "cost_limit", None)])
     if None in values:
         return config
     refuse_costless(dataset, "algo.cost_limit")
     if getattr(config, "cost_states", "") == "first":
-        refuse_streams(dataset, "algo.cost_states=first", "leave it at all")
+        refuse_streams(dataset, "algo.cost.states=first", "leave it at all")
     refuse_unreached(dataset, min(values))
     longest = int(dataset.episode_lengths().max())
     return replace(
