@@ -19,6 +19,15 @@ def refuse_costless(dataset: Dataset, reader: str) -> None:
         )
 
 
+def refuse_unreached(dataset: Dataset, limit: float) -> None:
+    """Raise UserError where every episode of the data costs more than `limit`."""
+    if limit < (least := float(dataset.episode_costs().min())):
+        raise UserError(
+            f"algo.cost_limit={limit:g} is below what any episode of {dataset.spec.name} costs: the cheapest costs "
+            f"{least:g}"
+        )
+
+
 def within_limits(costs: np.ndarray, returns: np.ndarray) -> list[list[str]]:
     """The usual limits that some episodes [E] exceed, as texts, each with the share of them that keeps it and the best
     return of these.

@@ -106,10 +106,12 @@ class Evaluation:
         if self.costs is None or self.limits is None:
             return {}
         costs, limit = self.costs[n], float(self.limits[n, 0])
-        some = {"cost": float(costs.mean()), "cost_normalized": None, "safe": None}
-        if np.isnan(limit):
-            return some
-        return some | {"cost_normalized": normalized_cost(some["cost"], limit), "safe": float((costs <= limit).mean())}
+        mean, known = float(costs.mean()), not np.isnan(limit)
+        return {
+            "cost": mean,
+            "cost_normalized": normalized_cost(mean, limit) if known else None,
+            "safe": float((costs <= limit).mean()) if known else None,
+        }
 
     def _shield(self, n: int) -> dict[str, Any]:
         """The shares of policy n's steps that its shield changed and had no solution for, and the mean change of a

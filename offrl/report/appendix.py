@@ -52,20 +52,16 @@ def costs(context: ReportContext) -> None:
     body = []
     for e in rows:
         multiples = [s.cost_normalized for s in e.cell.scores if s.cost_normalized is not None]
-        limited = len(multiples) == len(e.cell.scores)
-        safe = sum(multiple <= 1.0 for multiple in multiples)
-        share = tuple(100 * x for x in share_interval(safe, len(multiples))) if limited else None
-        body.append(
-            [
-                e.dataset,
-                e.label,
-                *(interval_cell(e.cell.interval(scale), False) for scale in ("raw", "cost")),
-                Cell(f"{sum(multiples) / len(multiples):.2f}", value=sum(multiples)) if limited else None,
-                None
-                if share is None
-                else Cell(f"{safe} of {len(multiples)}", small=(span(share) + "%",), value=float(safe)),
+        limited: list[Cell | None] = [None, None]
+        if len(multiples) == len(e.cell.scores):
+            safe = sum(multiple <= 1.0 for multiple in multiples)
+            share, low, high = (100 * x for x in share_interval(safe, len(multiples)))
+            limited = [
+                Cell(f"{sum(multiples) / len(multiples):.2f}", value=sum(multiples)),
+                Cell(f"{safe} of {len(multiples)}", small=(span((share, low, high)) + "%",), value=float(safe)),
             ]
-        )
+        returns, costs = (interval_cell(e.cell.interval(scale), False) for scale in ("raw", "cost"))
+        body.append([e.dataset, e.label, returns, costs, *limited])
     page.table(["dataset", "algorithm", "return", "cost", "cost / limit", "safe seeds"], body, sortable=True)
     with page.gallery():
         for dataset in dict.fromkeys(e.dataset for e in rows):

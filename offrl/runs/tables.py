@@ -198,8 +198,8 @@ def summarise(algorithm: str, rows: Sequence[dict[str, Any]], record: dict[str, 
 
     returns, score = interval("return_mean"), interval("score")
     assert returns is not None
-    normalized = [r.get("cost_normalized") for r in rows]
-    safe = None if None in normalized else share_interval(sum(c <= 1.0 for c in normalized), len(rows))
+    normalized = [c for r in rows if (c := r.get("cost_normalized")) is not None]
+    safe = None if len(normalized) < len(rows) else share_interval(sum(c <= 1.0 for c in normalized), len(rows))
     return Result(
         algorithm,
         len(rows),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from offrl.errors import UserError, nearest
+from offrl.settings import known
 from offrl.settings.groups import GROUPS, grouped_name
 
 # what is below is not known here: dataset.fields' columns, settings of a policy's algorithm
@@ -31,7 +32,7 @@ def assign(config: Any, name: str, value: Any) -> None:
             prefix = ".".join(parts[:i])
             options = [f"{prefix}.{k!s}" if prefix else str(k) for k in node] if isinstance(node, DictConfig) else []
             names = all_names(config)
-            hint = nearest(".".join(parts[: i + 1]), options) or nearest(name, names)
+            hint = known.elsewhere(name) or nearest(".".join(parts[: i + 1]), options) or nearest(name, names)
             raise UserError(f"unknown setting '{name}'.{hint or ' `offrl train --help` shows them all'}")
         node = node._get_node(part) if part in node else None
     if isinstance(node, DictConfig) and not isinstance(value, Mapping):

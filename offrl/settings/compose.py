@@ -35,13 +35,14 @@ from offrl.settings.untrusted import check_code, read_settings
 from offrl.system import trust
 from offrl.system.plugins.loading import load_named, typed
 
-# names and paths: taken as they stand on the command line, whatever characters they hold
+# names, paths and conditions: taken as they stand on the command line, whatever characters they hold
 PLAIN = (
     "algo",
     "dataset",
     "dataset.name",
     "dataset.cache_dir",
     "dataset.episodes",
+    "dataset.keep",
     "dataset.mirror",
     "robust",
     "shield",
@@ -67,7 +68,7 @@ PLAIN = (
     "algo.critic_network",
 )
 NETWORKS = ("algo.actor_network", "algo.critic_network", "actor_network", "critic_network")
-OPTIONAL = ("name", "label", "resume", "config", "dataset.cache_dir", "dataset.mirror")
+OPTIONAL = ("name", "label", "resume", "config", "dataset.cache_dir", "dataset.keep", "dataset.mirror")
 
 
 def parse(arguments: list[str]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from offrl.settings.field import setting
+from offrl.settings.groups import flat_name
 
 FILE = Path(__file__).with_name("known.json")
 TYPES = {
@@ -68,6 +69,15 @@ def settings_of(algo: str) -> dict[str, dict[str, Any]]:
         for key in index()["algorithms"][algo]["settings"]
         if not entries[key].get("filled")
     }
+
+
+def elsewhere(name: str) -> str:
+    """A sentence that names algorithms with the setting algo.NAME or grid.NAME; "" where there is none."""
+    field = flat_name(name.removeprefix("algo.").removeprefix("grid."))
+    having = [algo for algo in index()["algorithms"] if field in settings_of(algo)] if name != field else []
+    cure = ' or keep cheap episodes, dataset.keep="cost <= LIMIT"' if field == "cost_limit" else ""
+    listed = ", ".join(having[:15]) + (" and others" if len(having) > 15 else "")
+    return f" It is a setting of {listed}: choose one of them{cure}." if having else ""
 
 
 def datasets() -> list[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
 from offrl.errors import UserError, nearest
+from offrl.settings import known
 from offrl.settings.field import check, marked, shown_value
 from offrl.settings.groups import grouped_name
 from offrl.settings.train import MOST_SEEDS, TrainConfig, seed_list
@@ -167,7 +168,8 @@ def _values(field: str, entries: Any, algo: Any, paired: bool) -> list[float]:
         able = f"a grid of {algo.name} varies {', '.join(options) or 'nothing'}"
         if any(f.name == field for f in dataclasses.fields(algo)):
             raise UserError(f"{name}: algo.{field} does not hold one real number; {able}")
-        raise UserError(f"unknown setting '{name}'.{nearest(field, options)} {able[0].upper() + able[1:]}")
+        hint = known.elsewhere(name) or nearest(field, options)
+        raise UserError(f"unknown setting '{name}'.{hint} {able[0].upper() + able[1:]}")
     values: list[float] = []
     if isinstance(entries, (list, tuple)) and len(entries) > MOST_SEEDS:
         raise UserError(

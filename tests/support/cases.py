@@ -54,6 +54,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
         "dropout": 0.0,
         "weight_decay": 0.0,
     },  # its episodes are of one step
+    "cdt": {"dropout": 0.0, "context": 2},
     "chunk_bc": {"length": 1},
     "flow_bc": {"greedy": "zero", "average": 0.05, "hidden": [64, 64], "learning_rate": 5e-3},
     "arsq": {"entropy_weight": 0.2, "bc_weight": 0.0, "polyak": 0.05, "bins": 9},
@@ -180,6 +181,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "crl": [{"learner": "awr", "encoder": "residual", "width": 16, "contrast": "infonce", "energy": "l2"}],
     "idql": [{"choice": "expectile"}],
     "ifql": [{"n_step": 3, "critics": 3, "pessimism": "std"}],
+    "cdt": [{"policy": "deterministic", "relabelled_share": 0.0, "drawn_cost": 0.0, "padding": "left"}],
     "coptidice": [{"cost_radius": 0.0, "cost_scale": "sum"}],
     "cpq": [{"ood": "osrl"}],
     "fql": [{"cost_limit": 2.0, "cost_pessimism": "min"}],

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from offrl import rng
+from offrl import registry, rng
 from offrl.collect.environment import look
 from offrl.collect.episodes import columns_of, statistics
 from offrl.collect.recorder import Stage
@@ -23,8 +23,10 @@ from offrl.data.tools.convert import convert
 from offrl.errors import UserError
 from offrl.evaluation.evaluator import Evaluator
 from offrl.evaluation.result import normalized_cost
+from offrl.figures.curves import read_curves
 from offrl.report.dataset import doctor
 from offrl.runs.log import RunLog
+from offrl.settings.compose import compose, parse, rehearse
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.replicas import Replica
 from offrl.tasks.task import Task
@@ -222,6 +224,8 @@ def test_tables_get_columns_of_costs_where_there_are_any(tmp_path: Path) -> None
     assert header.endswith(",success_by_task,cost,cost_normalized,safe") and len(lines) == 3
     assert [line.split(",")[-3:] for line in lines] == [["", "", ""], *2 * [["5.0", "1.25", "0.5"]]]
     assert {line.count(",") for line in (header, *lines)} == {header.count(",")}
+    # no settings of a grid, though some are empty
+    assert read_curves(tmp_path / "scores.csv", "return_mean") == {(): {0: {1: 1.0, 2: 1.0, 3: 1.0}}}
     assert '"costs": [[3.0, 7.0]]' in (tmp_path / "episodes.jsonl").read_text()
 
 
@@ -244,3 +248,29 @@ def test_first_observations_count_each_episode_alike() -> None:
     batch = TransitionSampler(extra=("first_observations",)).prepare(data).take(torch.arange(4))
     assert batch["first_observations"].flatten().tolist() == [0.0, 1.0, 1.0, 1.0]
     assert torch.equal(batch["first_weights"], torch.tensor([2.0, 2 / 3, 2 / 3, 2 / 3]))
+
+
+@pytest.mark.parametrize("name", ["algo.cost_limit", "grid.cost_limit"])
+def test_a_limit_for_an_algorithm_without_costs(name: str) -> None:
+    cure = r"It is a setting of awac, cdt, .*: choose one of them or keep cheap episodes, dataset.keep="
+    for check in (compose, rehearse):
+        with pytest.raises(UserError, match=rf"unknown setting '{name}'. {cure}"):
+            check({"dataset": "-", "algo": "bc", name: [10, 20] if name.startswith("grid") else 10})
+
+
+def test_limits_that_the_data_cannot_teach(tmp_path: Path) -> None:
+    data = loaded(dsrl(tmp_path / "x.hdf5", costs=COSTS + 1))
+    free = from_arrays(np.zeros((4, 1)), np.zeros((4, 1)), np.zeros(4), name="free")
+    for algo in ("td3_bc", "iql", "coptidice", "cpq"):
+        kind = registry.get("algo", algo)
+        fitted = kind.fit_config(kind.Config(cost_limit=6.0), data)
+        assert fitted.cost_horizon == 4 and fitted.cost_limit == 6.0
+        with pytest.raises(UserError, match=r"algo.cost_limit=3 is below what any episode of x costs: the cheapest"):
+            kind.fit_config(kind.Config(), data, {"cost_limit": [6.0, 3.0]})
+        with pytest.raises(UserError, match=r"algo.cost_limit needs costs, and free has none: name their column"):
+            kind.fit_config(kind.Config(cost_limit=6.0), free)
+
+
+def test_conditions_stand_as_they_are_typed() -> None:
+    assert parse(["dataset.keep=cost > 5 and cost <= 15"]) == {"dataset.keep": "cost > 5 and cost <= 15"}
+    assert parse(["dataset.keep=null"]) == {"dataset.keep": None}

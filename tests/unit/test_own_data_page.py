@@ -49,6 +49,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("house.py").write_text(HOUSE)
     rows = "".join(f"{60 * i},{i // 8},{i / 8},{i % 3},60,{i % 5 * 20}.5,{-i}\n" for i in range(24))
     Path("plant.csv").write_text("ts,batch,TI_1,TI_2,FC_101_SP,valve_pct,profit\n" + rows)
+    rows = "".join(f"{i // 8},{i / 8},{i % 3},{(i % 5) / 5},{i % 4},{int(i % 8 == 7)}\n" for i in range(24))
+    Path("tank.csv").write_text("episode,level,flow,valve,profit,overflow\n" + rows)
     Path("plant.yaml").write_text(re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), flags=re.M | re.S)[0])
 
 
@@ -71,4 +73,4 @@ def test_the_lines_of_python(home: None) -> None:
 
 
 def test_all_commands_are_covered() -> None:
-    assert len(COMMANDS) == 8 and {c[0] for c in COMMANDS} == {"data", "train"}
+    assert len(COMMANDS) == 10 and {c[0] for c in COMMANDS} == {"data", "train"}

@@ -157,7 +157,7 @@ class TransitionSampler:
         if last is not None:
             check_order(dataset, last, self.n_step)
         columns["masks"] = (~dataset.columns["terminations"]).to(torch.float32)
-        extra_rows = {}
+        extra_rows: dict[str, tuple[Tensor, Tensor | None]] = {}
         if NEXT_ACTIONS in self.extra:
             extra_rows[NEXT_ACTIONS] = columns["actions"], torch.minimum(rows + 1, ends[rows])
         if FIRST in self.extra:

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from offrl.algorithm import Batch, Dataset, DataSpec, Grid, Loss, Metrics, Params, TrainState
-from offrl.data.costs import refuse_costless
+from offrl.data.costs import refuse_costless, refuse_unreached
 from offrl.data.fit import refuse_streams
 from offrl.data.raw.infer import step_limit
 from offrl.data.samplers.transitions import SPAN, discounted
-from offrl.errors import UserError
 from offrl.families.critics.critic import Critic
 from offrl.families.critics.value import CriticSettings, Target
 from offrl.settings.field import setting
@@ -58,17 +57,13 @@ def fit_limit(config: Any, dataset: Dataset, grid: Grid) -> Any:
     """`config` with a grid's limit and the horizon, where it has a limit; `config` itself where it has none.
 
     Raises UserError for data without costs, and for a limit below what any episode costs."""
-    values = (grid or {}).get("cost_limit", [getattr(config, "cost_limit", None)])
+    values: Any = (grid or {}).get("cost_limit", [getattr(config, "cost_limit", None)])
     if None in values:
         return config
     refuse_costless(dataset, "algo.cost_limit")
     if getattr(config, "cost_states", "") == "first":
-        refuse_streams(dataset, "algo.cost_states=first", "leave it at all")
-    costs, name = dataset.episode_costs(), dataset.spec.name
-    if (lowest := min(values)) < (least := float(costs.min())):
-        raise UserError(
-            f"algo.cost_limit={lowest:g} is below what any episode of {name} costs: the cheapest costs {least:g}"
-        )
+        refuse_streams(dataset, "algo.cost.states=first", "leave it at all")
+    refuse_unreached(dataset, min(values))
     longest = int(dataset.episode_lengths().max())
     return replace(
         config, cost_limit=values[0], cost_horizon=config.cost_horizon or step_limit(dataset.spec.task) or longest
