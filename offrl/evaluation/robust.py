@@ -81,7 +81,8 @@ class RobustScores(Sweep):
         tail = np.average(np.stack([replays[index] for index in order]), axis=0, weights=weights)
         usual, share = nominal.mean(1), None
         if (usual > 0.0).all():
-            share = mean_interval((points.mean(2) >= NEAR * usual).mean(0))
+            mean, low, high = np.clip(mean_interval((points.mean(2) >= NEAR * usual).mean(0)), 0.0, 1.0).tolist()
+            share = mean, low, high
         return RobustSummary(
             self.replicas[where[0]].cell,
             seed_interval(nominal),
