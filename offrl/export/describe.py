@@ -14,7 +14,7 @@ from offrl.data.store import StreamSpec
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.shield import ShieldedPolicy
 from offrl.export.dimensions import dimension_names, plain, units_of
-from offrl.export.graph import GOALS, MEANING, Draw, chunked, input_names
+from offrl.export.graph import GOALS, MEANING, PREVIOUS, Draw, chunked, input_names
 from offrl.settings.replicas import Replica, by_cell
 from offrl.statistics.intervals import mean_interval, student_t
 from offrl.tasks.entries import VECTOR
@@ -55,6 +55,8 @@ def description(
         if draw.kind == GOALS:
             like = "one of achieved_goals in the data" if spec.goal_dim else "an observation"
             meaning = f"where to go, raw, like {like}; the same one until the goal changes"
+        elif draw.kind == PREVIOUS:
+            meaning = "the actions that were played before, as this file gave them; NaN where an episode begins"
         else:
             meaning = f"random numbers, {MEANING[draw.kind]}; new ones each call"
         inputs.append({"name": name, "shape": shape, "dtype": "float32", "meaning": meaning})

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from offrl.nn.stream_encoder import ENCODER
 from offrl.tasks.entries import VECTOR
 
 SMALLEST, LARGEST = 2.0**-33, 1.0 - 2.0**-24  # of the uniform numbers that `rng.categorical` draws
-GOALS = "goals"  # an input like those that are drawn, before them
+GOALS, PREVIOUS = "goals", "previous_actions"  # inputs like those that are drawn, before them
 MEANING = {"normal": "standard normal, independent", "uniform": "uniform in [0, 1), independent"}
 PROBES = (3, 5)  # batch sizes that distinguish the batch's dimension of a draw from the others
 
@@ -40,9 +40,9 @@ class Undrawable(Exception):
 
 @dataclass(frozen=True)
 class Draw:
-    """One draw of random numbers, or the goals: an input of the graph beside the observations."""
+    """One draw of random numbers, the goals, or the actions before: an input of the graph beside the observations."""
 
-    kind: str  # a key of MEANING, or GOALS
+    kind: str  # a key of MEANING, GOALS or PREVIOUS
     shape: tuple[int | None, ...]  # None: the batch size
 
 
@@ -127,15 +127,30 @@ def chunked(policy: TrainedPolicy) -> bool:
     return getattr(policy.actor, "length", 1) > 1 and hasattr(policy.actor, "chunk")
 
 
-def answer(policy: TrainedPolicy, observations: np.ndarray, goals: np.ndarray | None, explore: bool) -> np.ndarray:
+def answer(
+    policy: TrainedPolicy,
+    observations: np.ndarray,
+    goals: np.ndarray | None,
+    explore: bool,
+    previous: np.ndarray | None = None,
+) -> np.ndarray:
     """What an exported file gives, by the policy itself: its first actions [B, A] or [B], or of a policy of chunks
-    those [B, h, A]. Of images observations hold whole stacks of frames.
+    those [B, h, A]. Of images observations hold whole stacks of frames. previous [B, A]: what a shield takes for the
+    actions before.
     """
     if chunked(policy):
         return policy.chunk(observations, explore)
     actor = policy.actor  # behind the encoder stacks are no memory
     start = actor.inner.start if isinstance(actor, streams.EncodingActor) else policy.start
-    return numbered(policy, policy.step(policy.set_goal(start(len(observations)), goals), observations, 0, explore)[0])
+    carry = policy.set_goal(start(len(observations)), goals)
+    if previous is not None:
+        carry = replace(carry, previous=torch.from_numpy(previous))
+    return numbered(policy, policy.step(carry, observations, 0, explore)[0])
+
+
+def remembers(policy: TrainedPolicy) -> bool:
+    """True for a policy whose shield looks at the actions before, which an exported file then takes."""
+    return isinstance(policy, ShieldedPolicy) and policy.shield.remembers
 
 
 def inputs_of(observations: np.ndarray) -> list[np.ndarray]:
@@ -193,12 +208,12 @@ class PolicyGraph(nn.Module):
         self.shield: Callable[..., Any] | None = None
         if isinstance(policy, ShieldedPolicy):
             self.shield = ShieldedPolicy(policy, policy.shield.bound(state, dtype)).guard
-        if isinstance(policy, ShieldedPolicy) and (policy.shield.remembers or chunked(policy)):
-            sees = "the action before" if policy.shield.remembers else "each step of a chunk"
+        if isinstance(policy, ShieldedPolicy) and chunked(policy):
             raise UserError(
-                f"shield={policy.shield.name} sees {sees}, and an exported file maps one observation to its actions: "
-                "it cannot be exported (a rule of observations and actions of a policy without chunks can)"
+                f"shield={policy.shield.name} looks at each step, and an exported file of {name} gives chunks of "
+                "actions for one observation: it cannot be exported"
             )
+        self.remembers = remembers(policy)
         self.aimed = graph_module is None and policy.goal_conditioned
         self.own_goals = spec.goal_dim > 0  # not observations, and never normalised
         self.module = graph_module
@@ -229,6 +244,7 @@ class PolicyGraph(nn.Module):
         if self.aimed:
             goals, noise = inputs[0].to(self.dtype), inputs[1:]
             carry = self._actor.set_goal(None, goals if self.own_goals else self._normalise(goals))
+        previous, noise = (noise[0].to(self.dtype), noise[1:]) if self.remembers else (None, noise)
         with _handing_out([x.to(self.dtype) for x in noise]):
             if self.module is not None:
                 actions = self.module(x)
@@ -238,12 +254,12 @@ class PolicyGraph(nn.Module):
             return actions + self.first_choice if self.first_choice else actions
         low, high = self.action_low, self.action_high
         actions = torch.clamp(low + (actions + 1.0) * 0.5 * (high - low), low, high)
-        return actions if self.shield is None else self._shielded(observations.to(self.dtype), actions)
+        return actions if self.shield is None else self._shielded(observations.to(self.dtype), actions, previous)
 
-    def _shielded(self, observations: Tensor, actions: Tensor) -> Tensor:
+    def _shielded(self, observations: Tensor, actions: Tensor, previous: Tensor | None) -> Tensor:
         assert self.shield is not None
         try:
-            return self.shield(observations.reshape(-1, self.size), actions, actions).actions
+            return self.shield(observations.reshape(-1, self.size), actions, previous).actions
         except UserError as error:
             reason = first_line(error.__cause__ or error)
             raise UserError(f"the shield cannot be exported, for it is not of torch alone ({reason})") from None
@@ -257,7 +273,8 @@ class PolicyGraph(nn.Module):
 
 
 def draws_of(policy: TrainedPolicy, explore: bool) -> tuple[Draw, ...]:
-    """The policy's inputs beside observations: goals, if it is goal-conditioned, and the random draws of its actions.
+    """The policy's inputs beside observations: goals, if it is goal-conditioned, the actions before, if its shield
+    looks at them, and the random draws of its actions.
 
     Raises Undrawable where a draw depends on the batch in another way than by one dimension of its size.
     """
@@ -274,6 +291,7 @@ def draws_of(policy: TrainedPolicy, explore: bool) -> tuple[Draw, ...]:
     if [(kind, len(shape)) for kind, shape in first] != [(kind, len(shape)) for kind, shape in second]:
         raise Undrawable("what it draws depends on the number of observations")
     result = [Draw(GOALS, (None, width))] if policy.goal_conditioned else []
+    result += [Draw(PREVIOUS, (None, spec.action_dim))] if remembers(policy) else []
     for (kind, a), (_, b) in zip(first, second, strict=True):
         shape = tuple(None if (m, n) == PROBES else m if m == n else -1 for m, n in zip(a, b, strict=True))
         if -1 in shape:
@@ -283,7 +301,7 @@ def draws_of(policy: TrainedPolicy, explore: bool) -> tuple[Draw, ...]:
 
 
 def input_names(draws: Sequence[Draw]) -> list[str]:
-    """The names of the inputs: `goals`, `noise`, or `noise_0`, `noise_1`, ..."""
-    goals = [GOALS for d in draws if d.kind == GOALS]
-    num_draws = len(draws) - len(goals)
-    return goals + (["noise"] if num_draws == 1 else [f"noise_{i}" for i in range(num_draws)])
+    """The names of the inputs: `goals`, `previous_actions`, `noise`, or `noise_0`, `noise_1`, ..."""
+    named = [d.kind for d in draws if d.kind in (GOALS, PREVIOUS)]
+    num_draws = len(draws) - len(named)
+    return named + (["noise"] if num_draws == 1 else [f"noise_{i}" for i in range(num_draws)])
