@@ -241,7 +241,7 @@ def _evaluate_robust(trained: Run, config: EvaluateConfig, scoring: dict[str, An
     if config.video:
         raise UserError("video=true films the environment as it is: leave robust= out, or video=")
     assert config.robust is not None
-    more = {"acting": config.acting, "cost_limit": config.cost_limit, "quiet": False}
+    more: dict[str, Any] = {"acting": config.acting, "cost_limit": config.cost_limit, "quiet": False}
     scores = trained.evaluate_robust(config.robust, config.points, **scoring, **more)
     title = f"{trained.algorithm}, robust={config.robust}, {len(scores.points):,} points"
     print_table(["", *HEADERS, "where"], rows(scores), f"{title}: {scores.evaluations[0].label}")

@@ -178,7 +178,9 @@ class Tally:
             np.zeros(shape, np.int64),
             unknown,
             np.zeros(shape),
-            *(unknown.copy() for _ in ("estimates", "costs", "limits")),
+            unknown.copy(),
+            unknown.copy(),
+            unknown.copy(),
             np.full((*shape, 3), np.nan),
         )
 

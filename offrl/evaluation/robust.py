@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import json
 import math
@@ -80,9 +81,17 @@ class RobustScores(Sweep):
         tail = np.average(np.stack([replays[index] for index in order]), axis=0, weights=weights)
         usual, share = nominal.mean(1), None
         if (usual > 0.0).all():
-            share = mean_interval((points.mean(2) >= NEAR * usual).mean(0))
-        intervals = (seed_interval(v) for v in (nominal, points.mean(0), tail, replays[order[0]]))
-        return RobustSummary(self.replicas[where[0]].cell, *intervals, order[0], share)
+            mean, low, high = np.clip(mean_interval((points.mean(2) >= NEAR * usual).mean(0)), 0.0, 1.0).tolist()
+            share = mean, low, high
+        return RobustSummary(
+            self.replicas[where[0]].cell,
+            seed_interval(nominal),
+            seed_interval(points.mean(0)),
+            seed_interval(tail),
+            seed_interval(replays[order[0]]),
+            order[0],
+            share,
+        )
 
     def unchanged(self) -> dict[str, list[list[float]]]:
         """For each parameter its successive values that change nothing: with all else equal, every episode of every
@@ -190,7 +199,8 @@ def score_robustly(
             perturbations = [Perturbation(p, not study.rrls, deviations) for p in some[first : first + batch]]
             copies = [_in(p, perturbation) for perturbation in perturbations for p in policies]
             seeds = [p.seed for p in copies]
-            evaluation = evaluate_parallel(copies, seeds, task, config, lambda n, _, done=done: progress(done + n))
+            count = functools.partial(_add, done, progress)
+            evaluation = evaluate_parallel(copies, seeds, task, config, count)
             result += evaluation.split(len(policies))
             done += len(copies) * config.episodes
         return result
@@ -201,6 +211,10 @@ def score_robustly(
     again = sorted({index for where in scores.cells.values() for index in worst_points(scores.means(where))})
     evaluations += play([points[index] for index in again], replace(config, seed=config.seed + 1))
     return replace(scores, evaluations=tuple(evaluations), again=tuple(again))
+
+
+def _add(done: int, progress: Callable[[int], None], more: int, total: int) -> None:
+    progress(done + more)
 
 
 def _in(policy: TrainedPolicy, perturbation: Perturbation) -> TrainedPolicy:

@@ -80,15 +80,16 @@ class ShieldedPolicy(TrainedPolicy):
         raw, inner = super().step(carry.inner, observations, t, explore)
         actions = torch.from_numpy(raw)
         x = torch.as_tensor(np.asarray(observations, np.float32)).reshape(len(raw), -1)
-        answer = self.guard(x, actions, actions if carry.previous is None else carry.previous)
+        answer = self.guard(x, actions, carry.previous)
         half = torch.from_numpy(0.5 * (self.high - self.low)).clamp(min=1e-12)
         change = ((answer.actions - actions).abs() / half).mean(-1)
         changes = torch.stack([(change > 0).float(), answer.unsolved.float(), change], -1).double().numpy()
         return answer.actions.numpy(), Guarded(inner, answer.actions, changes, answer.faulty.numpy(), t)
 
-    def guard(self, observations: Tensor, actions: Tensor, previous: Tensor) -> Correction:
-        """The shield's answer, within the environment's range."""
-        answer = self.shield(observations, actions, previous)
+    def guard(self, observations: Tensor, actions: Tensor, previous: Tensor | None) -> Correction:
+        """The shield's answer, within the environment's range. previous: None, or NaN, where episodes begin."""
+        before = actions if previous is None else torch.where(previous.isnan(), actions, previous)
+        answer = self.shield(observations, actions, before)
         low, high = (torch.from_numpy(x).to(actions.dtype) for x in (self.low, self.high))
         return answer._replace(actions=torch.minimum(torch.maximum(answer.actions, low), high))
 

@@ -13,7 +13,8 @@ from offrl.evaluation import streams
 from offrl.evaluation.evaluator import plain_products
 from offrl.evaluation.past import window_moments
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.export.graph import Draw, PolicyGraph, answer, inputs_of, recording
+from offrl.export.draws import Draw, recording
+from offrl.export.graph import PolicyGraph, answer, inputs_of, remembers
 from offrl.tasks.entries import VECTOR
 
 # (observations [B, *O] float32, goals and noise) -> actions
@@ -82,9 +83,10 @@ def check(
         for count, scale in groups[: len(groups) - (shown is None)]:
             observations = shown if shown is not None and not scale else _observations(policy, rng, count, scale)
             goals = [_goals(policy, rng, count, scale)] if policy.goal_conditioned else []
+            before = [_previous(policy, rng, count)] if remembers(policy) else []
             with recording() as recorded:
-                expected = answer(policy, observations.copy(), goals[0] if goals else None, explore)
-            noise = [*(part for g in goals for part in inputs_of(g)), *(x.numpy() for _, x in recorded)]
+                expected = answer(policy, observations.copy(), goals[0] if goals else None, explore, *before)
+            noise = [*(part for g in goals for part in inputs_of(g)), *before, *(x.numpy() for _, x in recorded)]
             try:
                 output = np.asarray(runner(observations, noise))
             except Exception as error:  # whatever the runtime raises
@@ -173,6 +175,12 @@ def _goals(policy: TrainedPolicy, rng: np.random.Generator, count: int, scale: f
     if not width:
         return _observations(policy, rng, count, scale).reshape(count, -1)
     return (scale * rng.normal(size=(count, width)) * 10.0 ** rng.uniform(-1.0, 0.5, (count, 1))).astype(np.float32)
+
+
+def _previous(policy: TrainedPolicy, rng: np.random.Generator, count: int) -> np.ndarray:
+    """[count, A] float32: actions of the environment's range, or NaN, where an episode begins."""
+    actions = rng.uniform(policy.low, policy.high, (count, policy.spec.action_dim))
+    return np.where(rng.random((count, 1)) < 0.1, np.nan, actions).astype(np.float32)
 
 
 def _tie(

@@ -15,7 +15,8 @@ from offrl.data.store import StreamSpec
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.shield import ShieldedPolicy
 from offrl.export.dimensions import dimension_names, plain, units_of
-from offrl.export.graph import GOALS, MEANING, Draw, chunked, input_names
+from offrl.export.draws import GOALS, MEANING, PREVIOUS, Draw, input_names
+from offrl.export.graph import chunked
 from offrl.settings.replicas import Replica, by_cell
 from offrl.statistics.intervals import mean_interval, student_t
 from offrl.tasks.entries import VECTOR
@@ -62,6 +63,8 @@ def description(
         elif draw.kind == GOALS:
             like = "one of achieved_goals in the data" if spec.goal_dim else "an observation"
             meaning = f"where to go, raw, like {like}; the same one until the goal changes"
+        elif draw.kind == PREVIOUS:
+            meaning = "the actions that were played before, as this file gave them; NaN where an episode begins"
         else:
             meaning = f"random numbers, {MEANING[draw.kind]}; new ones each call"
         dtype = str(draw.dtype).removeprefix("torch.")

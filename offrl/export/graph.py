@@ -8,9 +8,8 @@ function that can be repeated and compared number by number. This needs nothing 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from offrl import rng
 from offrl.actor import BoundParams, bind
 from offrl.errors import UserError, first_line
 from offrl.evaluation import streams
@@ -26,103 +24,11 @@ from offrl.evaluation.past import window_moments
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.predict import numbered
 from offrl.evaluation.shield import ShieldedPolicy
+from offrl.export.draws import GOALS, PREVIOUS, Draw, Undrawable, inputs_for_draws, recording
 from offrl.nn.stream_encoder import ENCODER
 from offrl.tasks.entries import VECTOR
 
-SMALLEST, LARGEST = 2.0**-33, 1.0 - 2.0**-24  # of the uniform numbers that `rng.categorical` draws
-GOALS = "goals"  # an input like those that are drawn, before them
-MEANING = {"normal": "standard normal, independent", "uniform": "uniform in [0, 1), independent"}
 PROBES = (3, 5)  # batch sizes that distinguish the batch's dimension of a draw from the others
-
-
-class Undrawable(Exception):
-    """The policy draws random numbers in a way that cannot become an input."""
-
-
-@dataclass(frozen=True)
-class Draw:
-    """One draw of random numbers, or the goals: an input of the graph beside the observations."""
-
-    kind: str  # a key of MEANING, or GOALS
-    shape: tuple[int | None, ...]  # None: the batch size
-    stream: str = ""  # of goals that are observations of several streams: which of them
-    dtype: torch.dtype = torch.float32
-
-
-@contextlib.contextmanager
-def _rng(**functions: Callable[..., Any]) -> Iterator[None]:
-    """`offrl.rng` with some of its functions replaced, for every thread: nothing may train in this process
-    meanwhile.
-    """
-    old = {name: getattr(rng, name) for name in functions}
-    try:
-        for name, function in functions.items():
-            setattr(rng, name, function)
-        yield
-    finally:
-        for name, function in old.items():
-            setattr(rng, name, function)
-
-
-@contextlib.contextmanager
-def recording() -> Iterator[list[tuple[str, Tensor]]]:
-    """Gives the list to which each draw of a policy that acts meanwhile is added as (kind, numbers). The policy notices
-    nothing.
-    """
-    draws: list[tuple[str, Tensor]] = []
-    normal, uniform, categorical, bits, shift = rng.normal, rng.uniform, rng.categorical, rng.bits, rng._shift
-
-    def record_normal(key: Tensor, shape: tuple[int, ...]) -> Tensor:
-        draws.append(("normal", normal(key, shape)))
-        return draws[-1][1]
-
-    def record_uniform(key: Tensor, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> Tensor:
-        draws.append(("uniform", uniform(key, shape)))
-        return uniform(key, shape, low, high)
-
-    def record_categorical(key: Tensor, logits: Tensor) -> Tensor:
-        word = bits(key, tuple(logits.shape))
-        draws.append(("uniform", ((shift(word, 32).float() + 0.5) * 2.0**-32).clamp(max=LARGEST)))
-        return categorical(key, logits)
-
-    with _rng(normal=record_normal, uniform=record_uniform, categorical=record_categorical):
-        yield draws
-
-
-@contextlib.contextmanager
-def _handing_out(noise: Sequence[Tensor]) -> Iterator[None]:
-    """Policies that act meanwhile get `noise`, in its order, for what they draw; keys mean nothing."""
-    unused = list(noise)
-
-    def normal(key: Tensor, shape: tuple[int, ...]) -> Tensor:
-        return unused.pop(0)
-
-    def uniform(key: Tensor, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> Tensor:
-        return unused.pop(0) * (high - low) + low
-
-    def categorical(key: Tensor, logits: Tensor) -> Tensor:
-        return (logits - torch.log(-torch.log(unused.pop(0).clamp(SMALLEST, LARGEST)))).argmax(-1)
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise Undrawable(
-            "it draws whole numbers or bits, and only normal, uniform and categorical draws can become inputs"
-        )
-
-    def same(key: Tensor, *_: Any) -> Tensor:
-        return key
-
-    def split(key: Tensor, n: int = 2) -> tuple[Tensor, ...]:
-        return (key,) * n
-
-    replaced: dict[str, Callable[..., Any]] = {
-        "normal": normal,
-        "uniform": uniform,
-        "categorical": categorical,
-        "fold_in": same,
-        "split": split,
-    }
-    with _rng(**replaced, bits=refuse, randint=refuse, randint_at=refuse):
-        yield
 
 
 def chunked(policy: TrainedPolicy) -> bool:
@@ -130,15 +36,30 @@ def chunked(policy: TrainedPolicy) -> bool:
     return getattr(policy.actor, "length", 1) > 1 and hasattr(policy.actor, "chunk")
 
 
-def answer(policy: TrainedPolicy, observations: np.ndarray, goals: np.ndarray | None, explore: bool) -> np.ndarray:
+def answer(
+    policy: TrainedPolicy,
+    observations: np.ndarray,
+    goals: np.ndarray | None,
+    explore: bool,
+    previous: np.ndarray | None = None,
+) -> np.ndarray:
     """What an exported file gives, by the policy itself: its first actions [B, A] or [B], or of a policy of chunks
-    those [B, h, A]. Of images observations hold whole stacks of frames, and of windows these.
+    those [B, h, A]. Of images observations hold whole stacks of frames, and of windows these. previous [B, A]: what a
+    shield takes for the actions before.
     """
     if chunked(policy):
         return policy.chunk(observations, explore)
     actor = policy.actor  # behind the encoder stacks are no memory
     start = actor.inner.start if isinstance(actor, streams.EncodingActor) else policy.start
-    return numbered(policy, policy.step(policy.set_goal(start(len(observations)), goals), observations, 0, explore)[0])
+    carry = policy.set_goal(start(len(observations)), goals)
+    if previous is not None:
+        carry = replace(carry, previous=torch.from_numpy(previous))
+    return numbered(policy, policy.step(carry, observations, 0, explore)[0])
+
+
+def remembers(policy: TrainedPolicy) -> bool:
+    """True for a policy whose shield looks at the actions before, which an exported file then takes."""
+    return isinstance(policy, ShieldedPolicy) and policy.shield.remembers
 
 
 def inputs_of(observations: np.ndarray) -> list[np.ndarray]:
@@ -193,12 +114,12 @@ class PolicyGraph(nn.Module):
         self.shield: Callable[..., Any] | None = None
         if isinstance(policy, ShieldedPolicy):
             self.shield = ShieldedPolicy(policy, policy.shield.bound(state, dtype)).guard
-        if isinstance(policy, ShieldedPolicy) and (policy.shield.remembers or chunked(policy)):
-            sees = "the action before" if policy.shield.remembers else "each step of a chunk"
+        if isinstance(policy, ShieldedPolicy) and chunked(policy):
             raise UserError(
-                f"shield={policy.shield.name} sees {sees}, and an exported file maps one observation to its actions: "
-                "it cannot be exported (a rule of observations and actions of a policy without chunks can)"
+                f"shield={policy.shield.name} looks at each step, and an exported file of {name} gives chunks of "
+                "actions for one observation: it cannot be exported"
             )
+        self.remembers = remembers(policy)
         self.aimed = graph_module is None and policy.goal_conditioned
         self.own_goals = spec.goal_dim > 0  # not observations, and never normalised
         self.module = graph_module
@@ -232,7 +153,8 @@ class PolicyGraph(nn.Module):
             if not self.own_goals:
                 goals = self._encode(inputs[:count]) if self.streams else self._normalise(goals)
             carry = self._actor.set_goal(None, goals)
-        with _handing_out([x.to(self.dtype) for x in noise]):
+        previous, noise = (noise[0].to(self.dtype), noise[1:]) if self.remembers else (None, noise)
+        with inputs_for_draws([x.to(self.dtype) for x in noise]):
             if self.module is not None:
                 actions = self.module(x)
             else:
@@ -241,12 +163,12 @@ class PolicyGraph(nn.Module):
             return actions + self.first_choice if self.first_choice else actions
         low, high = self.action_low, self.action_high
         actions = torch.clamp(low + (actions + 1.0) * 0.5 * (high - low), low, high)
-        return actions if self.shield is None else self._shielded(observations.to(self.dtype), actions)
+        return actions if self.shield is None else self._shielded(observations.to(self.dtype), actions, previous)
 
-    def _shielded(self, observations: Tensor, actions: Tensor) -> Tensor:
+    def _shielded(self, observations: Tensor, actions: Tensor, previous: Tensor | None) -> Tensor:
         assert self.shield is not None
         try:
-            return self.shield(observations.reshape(-1, self.size), actions, actions).actions
+            return self.shield(observations.reshape(-1, self.size), actions, previous).actions
         except UserError as error:
             reason = first_line(error.__cause__ or error)
             raise UserError(f"the shield cannot be exported, for it is not of torch alone ({reason})") from None
@@ -278,7 +200,8 @@ def goal_kind(policy: TrainedPolicy) -> np.dtype:
 
 
 def draws_of(policy: TrainedPolicy, explore: bool) -> tuple[Draw, ...]:
-    """The policy's inputs beside observations: goals, if it is goal-conditioned, and the random draws of its actions.
+    """The policy's inputs beside observations: goals, if it is goal-conditioned, the actions before, if its shield
+    looks at them, and the random draws of its actions.
 
     Raises Undrawable where a draw depends on the batch in another way than by one dimension of its size.
     """
@@ -298,16 +221,10 @@ def draws_of(policy: TrainedPolicy, explore: bool) -> tuple[Draw, ...]:
             part = kind_of_goals[stream] if stream else kind_of_goals
             images = part.base == np.uint8
             result.append(Draw(GOALS, (None, *part.shape), stream, torch.uint8 if images else torch.float32))
+    result += [Draw(PREVIOUS, (None, spec.action_dim))] if remembers(policy) else []
     for (kind, a), (_, b) in zip(first, second, strict=True):
         shape = tuple(None if (m, n) == PROBES else m if m == n else -1 for m, n in zip(a, b, strict=True))
         if -1 in shape:
             raise Undrawable(f"it draws numbers of shape {a} for {PROBES[0]} observations and {b} for {PROBES[1]}")
         result.append(Draw(kind, shape))
     return tuple(result)
-
-
-def input_names(draws: Sequence[Draw]) -> list[str]:
-    """The names of the inputs: `goals`, of several streams `goals_STREAM`, and `noise`, or `noise_0`, `noise_1`, ..."""
-    goals = [f"{GOALS}_{d.stream}" if d.stream else GOALS for d in draws if d.kind == GOALS]
-    num_draws = len(draws) - len(goals)
-    return goals + (["noise"] if num_draws == 1 else [f"noise_{i}" for i in range(num_draws)])

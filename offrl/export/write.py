@@ -24,7 +24,8 @@ from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.shield_kinds import ShieldSettings
 from offrl.export import OPSET, SUFFIX, card, describe
 from offrl.export.check import BATCHES, Check, Runner, check
-from offrl.export.graph import GOALS, Draw, PolicyGraph, Undrawable, draws_of, input_names, inputs_of
+from offrl.export.draws import GOALS, PREVIOUS, Draw, Undrawable, input_names
+from offrl.export.graph import PolicyGraph, draws_of, inputs_of
 from offrl.ope.candidates import data_of
 from offrl.settings.field import plain_name
 from offrl.system import files as checkpoint
@@ -128,7 +129,7 @@ def export_policy(
     name = policy.algorithm.config.name
     try:
         draws = draws_of(policy, stochastic)
-        if stochastic and all(d.kind == GOALS for d in draws):
+        if stochastic and all(d.kind in (GOALS, PREVIOUS) for d in draws):
             raise UserError(f"the policy of {name} is deterministic: stochastic=true has nothing to draw; leave it out")
         graph = PolicyGraph(policy, stochastic)
         built = _onnx(graph, draws, opset or OPSET) if format == "onnx" else _pt2(graph, draws)

@@ -24,7 +24,8 @@ from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.export import SUFFIX
 from offrl.export.check import check
-from offrl.export.graph import Draw, PolicyGraph, draws_of
+from offrl.export.draws import Draw
+from offrl.export.graph import PolicyGraph, draws_of
 from offrl.export.write import export_policy
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec:FutureWarning")
