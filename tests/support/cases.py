@@ -32,7 +32,8 @@ from offrl.world_models.dynamics import Dynamics, data_range
 from offrl.world_models.model import save
 
 load_named()  # OFFRL_PLUGINS=my.py: one's own algorithms are cases too
-FITTED = ("residual", "sindy")  # from what it plays, and by one regression: tests of their own
+# from what it plays, by one regression, and to a trained run: tests of their own
+FITTED = ("residual", "sindy", "distill")
 ABSENT = () if find_spec("transformers") and find_spec("peft") else ("lamo",)  # their packages are not installed
 # texts: test_text.py
 ALGORITHMS = {
