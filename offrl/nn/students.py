@@ -188,6 +188,13 @@ class Polynomial(nn.Module):
 class SmallMLP(MLP):
     """A network of ReLUs."""
 
+    def forward(self, x: Tensor, key: Tensor | None = None) -> Tensor:
+        """[B, O] -> [B, A], by way of float64, so that the order of sums does not show."""
+        y = x.double()
+        for layer in self.layers:
+            y = (y @ layer.weight.double().mT + layer.bias.double()).relu()
+        return (y @ self.head.weight.double().mT + self.head.bias.double()).to(x.dtype)
+
     @property
     def size(self) -> tuple[int, str, int]:
         """Weights, what they are called, and the numbers that the model holds."""
