@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.algorithm import Adam, Algorithm, Batch, Loss, Params, TrainState, Update
-from offrl.families.critics import Critic, CriticSettings, Target, Values, WithCritic
+from offrl.families.critics import Critic, CriticSettings, RiskSettings, Target, Values, WithCritic
 from offrl.nn import Categorical, TanhGaussian
 from offrl.settings.field import defaults, setting
 
@@ -143,11 +143,11 @@ class SoftActorCritic(WithCritic, Algorithm[ConfigT]):
         weight, critic, observations = self.weight(state), state.params["critic"], batch["observations"]
         if self.spec.discrete:
             log_p, entropy = self.probabilities(actor, observations)
-            q, _ = self.critic.expected_q(critic, observations, log_p, self.config.actor_value)
+            q, _ = self.critic.expected_q(critic, observations, log_p, self.config.actor_value, at_risk=True)
             loss = -(q + weight * entropy).mean()
             return loss, {"actor/loss": loss, "actor/q": q.mean()}
         action, log_p = self.sample(actor, observations, key)
-        q = self.critic.reduce_ensemble(self.critic.q(critic, observations, action), self.config.actor_value)
+        q = self.critic.reduce_ensemble(self.critic.actor_q(critic, observations, action), self.config.actor_value)
         loss = (weight * log_p - q).mean()
         return loss, {"actor/loss": loss, "actor/q": q.mean()}
 
@@ -207,5 +207,5 @@ class SoftActorCritic(WithCritic, Algorithm[ConfigT]):
 
 @dataclass
 @defaults(hidden=[256, 256, 256], critics=10, init="fixed_bias")
-class ManyCriticsSettings(SoftSettings):
+class ManyCriticsSettings(SoftSettings, RiskSettings):
     """Settings of SAC-N and EDAC; the defaults are the authors'."""

@@ -81,6 +81,6 @@ class TD3(WithCritic, Algorithm[ConfigT]):
         return self.polyak(self.polyak(state, "critic"), "actor", self.config.polyak)
 
     def first_q(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
-        """Q_1 [B] of the first online critic; the others are not evaluated."""
+        """Q_1 [B] of the first online critic, by `Critic.actor_q`; the others are not evaluated."""
         first_critic = {k: v[:1] for k, v in state.params["critic"].items()}
-        return self.critic.q(first_critic, observations, actions)[0]
+        return self.critic.actor_q(first_critic, observations, actions)[0]

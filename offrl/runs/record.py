@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 
 CONFIG, SCORES, CURVE, GRID = "config.yaml", "scores.csv", "learning_curve.png", "grid.png"
 RESTORE = "restore the file that offrl wrote, or choose another name="
-LATER = ("frames", "image_size", "episodes", "mask", "keep", "cost_labels")  # settings of datasets
+LATER = {  # settings of later versions, which are in a run's name where they are set alone
+    "dataset": ("frames", "image_size", "episodes", "mask", "keep", "cost_labels"),
+    "algo": ("risk", "value_quantiles"),
+}
 PACKAGES = ("offrl", "torch", "numpy", "gymnasium", "mujoco", "minari", "h5py", "gymnasium-robotics")
 
 
@@ -167,10 +170,9 @@ def directory(config: TrainConfig, dataset: Dataset) -> Path:
     if config.name:
         return Path(config.runs_dir) / config.name
     settings = {**identity(config), "data": dataset.fingerprint, "env": config.eval.env}
-    # settings of later versions are in the name where they are set alone
-    settings["dataset"] = {
-        k: v for k, v in settings["dataset"].items() if k not in LATER or v != _defaults(DatasetConfig)[k]
-    }
+    for part, kind in {"dataset": DatasetConfig, "algo": type(config.algo)}.items():
+        default, later = _defaults(kind), LATER[part]
+        settings[part] = {k: v for k, v in settings[part].items() if k not in later or v != default[k]}
     if config.encoder == EncoderConfig():
         del settings["encoder"]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:6]

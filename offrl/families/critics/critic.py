@@ -18,8 +18,9 @@ from offrl.algorithm import Adam, Dataset, DataSpec, Grid, Loss, Params, Part, T
 from offrl.data.samplers.transitions import SPAN, Batch, discounted
 from offrl.data.value_range import value_range
 from offrl.errors import UserError
-from offrl.families.critics.value import CriticSettings, Objective, Target, Values, make_value_head
-from offrl.nn import Bootstrap, EnsembleMLP, Pairs, call
+from offrl.families.critics.value import CriticSettings, Objective, Target, Values, check_risk, make_value_head
+from offrl.nn import BINNED, Bootstrap, EnsembleMLP, Pairs, call
+from offrl.nn.heads import C51
 
 
 class Critic(Part):
@@ -94,6 +95,17 @@ class Critic(Part):
         """Q of every critic: [E, B], or [E, M, B] for M actions at each observation."""
         return self.head.mean(self.logits(params, observations, actions))
 
+    def actor_q(self, params: Params, observations: Tensor, actions: Tensor) -> Tensor:
+        """What an actor maximises, as `q`: the mean of returns, or their CVaR at the level `risk`."""
+        return self.at_risk(self.logits(params, observations, actions))
+
+    def at_risk(self, logits: Tensor) -> Tensor:
+        """The same of outputs [..., out_dim]: [...]."""
+        mean, risk = self.head.mean(logits), getattr(self.config, "risk", 1.0)
+        if not isinstance(risk, Tensor):  # which it is where a grid varies it
+            return mean if risk == 1.0 else self.head.cvar(logits, risk)
+        return torch.where(risk == 1.0, mean, self.head.cvar(logits, risk))
+
     def min_q(self, params: Params, observations: Tensor, actions: Tensor) -> Values:
         """The smallest of the critics' values, [B]."""
         return self.smallest(self.logits(params, observations, actions))
@@ -108,17 +120,20 @@ class Critic(Part):
         index = values.argmin(0).view(1, -1, 1).expand(1, -1, logits.shape[-1])
         return Values(values.amin(0), logits.gather(0, index).squeeze(0))
 
-    def expected_q(self, params: Params, observations: Tensor, log_p: Tensor, reduce: str = "min") -> Values:
+    def expected_q(
+        self, params: Params, observations: Tensor, log_p: Tensor, reduce: str = "min", at_risk: bool = False
+    ) -> Values:
         """Discrete actions: the mean of Q under a policy's log probabilities [B, K], exact, [B].
 
         Its outputs, if the head needs them, are the policy's mixture of the distributions of the smallest critics, as
-        log probabilities [B, bins]. reduce: see `reduce_ensemble`.
+        log probabilities [B, bins]. reduce: see `reduce_ensemble`; at_risk: see `actor_q`.
         """
         outputs = self.logits_of_all(params, observations)  # [E, B, K, out_dim]
-        values = self.head.mean(outputs)
+        values = self.at_risk(outputs) if at_risk else self.head.mean(outputs)
         value = (log_p.exp() * self.reduce_ensemble(values, reduce)).sum(-1)
         if not self.head.distributional:
             return Values(value)
+        self._check_mixture()
         index = values.argmin(0)[None, ..., None].expand(1, *outputs.shape[1:])
         return Values(value, (outputs.log_softmax(-1).gather(0, index).squeeze(0) + log_p.unsqueeze(-1)).logsumexp(-2))
 
@@ -133,7 +148,15 @@ class Critic(Part):
         value = self.reduce_ensemble(self.head.mean(logits), how, rho)
         if not self.head.distributional:
             return Values(value)
+        self._check_mixture()
         return Values(value, logits.log_softmax(-1).logsumexp(0) - math.log(logits.shape[0]))
+
+    def _check_mixture(self) -> None:
+        if not isinstance(self.head, C51):
+            raise UserError(
+                f"algo.value_head={self.config.value_head} cannot hold a mixture of distributions, which targets are "
+                "here (discrete actions, or the mean of critics); take c51"
+            )
 
     @staticmethod
     def reduce_ensemble(values: Tensor, reduce: str = "min", rho: float | Tensor = 0.5) -> Tensor:
@@ -275,8 +298,11 @@ class WithCritic:
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
-        """`config` with the range of the value head's bins from the data, where it needs one and has none."""
-        if config.value_head == "scalar" or config.value_range:
+        """`config` with the range of the value head's bins from the data, where it needs one and has none. Raises
+        UserError for a `risk` without a distribution.
+        """
+        check_risk(config, grid)
+        if config.value_head not in BINNED or config.value_range:
             return config
         ranges = [value_range(dataset, float(x)) for x in (grid or {}).get("discount", [config.discount])]
         return replace(config, value_range=[min(low for low, _ in ranges), max(high for _, high in ranges)])
