@@ -108,7 +108,7 @@ def _exports(student: SavedRun, policy: TrainedPolicy) -> dict[str, Any]:
     rows = np.zeros((ROWS, policy.spec.observation_dim), np.float32)
     done = export_run(student, "c", policy.seed)
     code = c_code.compiled(policy, c_code.source(policy))
-    result = {"c": _file(done, _microseconds(lambda: code(rows), ROWS))}
+    result = {"c": _file(done, _microseconds(lambda: code(rows, ()), ROWS))}
     try:
         done = export_run(student, "onnx", policy.seed)
     except UserError as error:

@@ -8,7 +8,7 @@ module's parameters.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from offrl import rng
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
-from offrl.nn.mlp import MLP, call
+from offrl.nn.mlp import MLP, Linear, call
 from offrl.nn.policies import Dist, Policy
 from offrl.nn.sparse import SparseSettings, formula, library, monomials, padded, regress
 from offrl.optim import Adam, Params
@@ -28,6 +28,8 @@ EXACT = SparseSettings(threshold=0.0, members=1, min_z_score=0.0)  # least squar
 
 class StudentPolicy(Policy):
     """Outputs [B, A] of a small model, clipped to [-1, 1]; of discrete actions the largest of K."""
+
+    net: Any  # Trees, Polynomial or SmallMLP
 
     def __init__(self, net: nn.Module, discrete: bool) -> None:
         nn.Module.__init__(self)
@@ -190,8 +192,8 @@ class SmallMLP(MLP):
 
     def forward(self, x: Tensor, key: Tensor | None = None) -> Tensor:
         """[B, O] -> [B, A], by way of float64, so that the order of sums does not show."""
-        y = x.double()
-        for layer in self.layers:
+        y, layers = x.double(), cast(Sequence[Linear], self.layers)
+        for layer in layers:
             y = (y @ layer.weight.double().mT + layer.bias.double()).relu()
         return (y @ self.head.weight.double().mT + self.head.bias.double()).to(x.dtype)
 

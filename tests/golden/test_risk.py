@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from bench import risk
 from torch import Tensor
 
-import offrl
 from offrl import registry
-from offrl.data.arrays import from_arrays
-from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
 from offrl.families.critics import Critic
 from offrl.families.critics.value import check_risk
@@ -107,46 +105,16 @@ def test_a_risk_without_a_distribution() -> None:
 
 # ---- a chain with a risky short cut
 
-ROOM = 3  # steps of the long way, each of which earns 1
-
-
-def chain(episodes: int = 600) -> Dataset:
-    """From the start action 1 takes the short cut, for 6, or one time in five for -6: 3.6 in the mean, -6 in the worst
-    tenth. Action 0 walks on, as both do later, for 3 in all.
-    """
-    draw = np.random.default_rng(0)
-    rows: list[tuple[int, int, float, bool]] = []
-    for _ in range(episodes):
-        for step in range(ROOM):
-            action = int(draw.random() < 0.5)
-            if step == 0 and action == 1:
-                rows.append((step, action, float(draw.choice([6.0, -6.0], p=[0.8, 0.2])), True))
-                break
-            rows.append((step, action, 1.0, step == ROOM - 1))
-    observation, action, reward, end = (np.array(x) for x in zip(*rows, strict=True))
-    return from_arrays(np.eye(ROOM, dtype=np.float32)[observation], action, reward, end)
-
 
 @pytest.mark.nightly
 def test_the_tail_avoids_the_short_cut_that_the_mean_takes(tmp_path: Path) -> None:
-    """Both in one program, as replicas of a grid."""
-    settings: dict[str, Any] = {
-        "grid": {"risk": [1.0, 0.1]},
-        "algo.value_head": "c51",
-        "algo.critics": 2,
-        "algo.hidden": [64],
-        "algo.polyak": 0.05,
-        "algo.learning_rate": 3e-3,
-        "algo.entropy_weight": 0.01,
-        "algo.discount": 1.0,
-        "eval.env": "none",
-        "compare": [],
-        "device": "cpu",
-        "quiet": True,
-        "runs_dir": str(tmp_path),
-    }
-    run = offrl.train("sac_n", chain(), seeds=2, steps=1_000, settings=settings)
-    start = np.eye(ROOM, dtype=np.float32)[0]
-    for seed in run.seeds:
-        assert run.policy(seed, risk=1.0).act(start) == 1
-        assert run.policy(seed, risk=0.1).act(start) == 0
+    """Both in one program, as replicas of a grid; the worst tenth is the predicted one."""
+    run = risk.train(str(tmp_path))
+    start = risk.RiskyChain().reset(seed=0)[0]
+    evaluation = run.evaluate(episodes=200)
+    for replica, returns in zip(run.replicas, evaluation.returns, strict=True):
+        level = dict(replica.values)["risk"]
+        assert run.policy(replica.seed, risk=level).act(start) == (level == 1.0)
+        mean, tail = risk.predicted(run, replica.seed, level)
+        assert mean == pytest.approx(returns.mean(), abs=1.5)
+        assert tail == pytest.approx(risk.worst(returns), abs=1.5)
