@@ -16,7 +16,7 @@ from offrl.algorithm import Batch, Loss, Params, TrainState
 from offrl.errors import UserError
 from offrl.families.critics import Critic
 from offrl.families.sac import ManyCriticsSettings, SoftActorCritic
-from offrl.nn.own_encoders import members
+from offrl.nn.encoders.own import members
 from offrl.registry import register
 from offrl.settings.field import setting
 

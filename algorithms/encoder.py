@@ -18,7 +18,7 @@ from offrl.data.samplers.goals import SUCCESSES, GoalRows, GoalSampler, Mix, cho
 from offrl.errors import UserError
 from offrl.families.goal_conditioned import GoalTarget, expectile_td_loss, goal_rewards
 from offrl.nn import EnsembleMLP
-from offrl.nn.image_decoder import StreamDecoder
+from offrl.nn.encoders.decoder import StreamDecoder
 from offrl.pretrained import Requirement
 from offrl.registry import register
 from offrl.settings.field import setting

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl.algorithm import Batch, Loss, Metrics, Params, TrainState, TransitionSampler, Update, merged
-from offrl.families.critics import ConstraintSettings, Critic, Values
+from offrl.families.critics import ConstraintSettings, Critic, RiskSettings, Values
 from offrl.families.td3 import TD3, TD3Settings
 from offrl.nn import Deterministic
 from offrl.registry import register
@@ -26,7 +26,7 @@ from offrl.settings.field import defaults, setting
     layer_norm_epsilon=1e-6,
     init="fixed_bias",
 )
-class ReBRACConfig(TD3Settings, ConstraintSettings):
+class ReBRACConfig(TD3Settings, ConstraintSettings, RiskSettings):
     """Settings of ReBRAC; the defaults are the authors' for D4RL's locomotion tasks, where the two penalties differ
     between datasets.
     """
@@ -108,7 +108,7 @@ class ReBRAC(TD3[ReBRACConfig]):
         c = self.config
         (action,) = self.apply("actor", actor, batch["observations"])
         # [B]; of all critics, unlike TD3+BC
-        q = self.critic.q(state.params["critic"], batch["observations"], action).amin(0)
+        q = self.critic.actor_q(state.params["critic"], batch["observations"], action).amin(0)
         distance = (action - batch["actions"]).square().sum(-1)
         loss = c.actor_bc * distance.mean() - c.actor_q * q.mean() / q.detach().abs().mean()
         metrics = {"actor/loss": loss, "actor/bc": distance.mean(), "actor/q": q.mean()}

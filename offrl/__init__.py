@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from offrl.api import Run, finetune, train, tune
+    from offrl.api import Run, distill, finetune, train, tune
     from offrl.api import Run as load
     from offrl.data import load_dataset
     from offrl.data.arrays import from_arrays
@@ -36,6 +36,7 @@ __all__ = [
     "Task",
     "TrainedPolicy",
     "UserError",
+    "distill",
     "finetune",
     "from_arrays",
     "from_dataframe",
@@ -58,6 +59,7 @@ _WHERE = {
     "Task": ("offrl.tasks.task", "Task"),
     "TrainedPolicy": ("offrl.evaluation.policy", "TrainedPolicy"),
     "UserError": ("offrl.errors", "UserError"),
+    "distill": ("offrl.api", "distill"),
     "finetune": ("offrl.api", "finetune"),
     "from_arrays": ("offrl.data.arrays", "from_arrays"),
     "from_dataframe": ("offrl.data.tables.frame", "from_dataframe"),

@@ -23,9 +23,8 @@ from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Sampler, TransitionSampler
 from offrl.nn import call
 from offrl.nn.custom.networks import with_own_networks
-from offrl.nn.own_encoders import initial_params, with_encoders
-from offrl.nn.policies import Policy
-from offrl.nn.stream_encoder import (
+from offrl.nn.encoders.own import initial_params, with_encoders
+from offrl.nn.encoders.streams import (
     ENCODER,
     EncodedBatch,
     Streams,
@@ -34,6 +33,7 @@ from offrl.nn.stream_encoder import (
     trained_by,
     with_observations,
 )
+from offrl.nn.policies import Policy
 from offrl.optim import Adam, OptState, Params
 from offrl.pretrained import Requirement
 from offrl.settings.train import TrainConfig

@@ -15,25 +15,29 @@ from offrl.data.loading.load import as_dataset, is_user_data, name_of
 from offrl.data.tables.frame import is_frame
 from offrl.data.transforms.apply import apply_transforms
 from offrl.data.transforms.reward_labels import Labeller
+from offrl.distilling.measure import measure
 from offrl.errors import say
 from offrl.evaluation import reward_inference
 from offrl.evaluation.reward_inference import RewardEvaluation
 from offrl.evaluation.robust import RobustScores, score_robustly
 from offrl.evaluation.shield_kinds import ShieldSettings
 from offrl.evaluation.studies import study_of
+from offrl.export import c_code
 from offrl.export.write import export_run
+from offrl.families.teacher import check_imitable
 from offrl.figures.curves import plot_run
 from offrl.finetuning.loop import finetune as play_and_learn
 from offrl.finetuning.record import directory
 from offrl.finetuning.setup import begin
 from offrl.finetuning.summary import write
-from offrl.ope.candidates import data_of
+from offrl.ope.candidates import data_of, recorded
 from offrl.ope.unscored import judge
 from offrl.runs import record as runs
 from offrl.runs.run import SavedRun
 from offrl.runs.settings import data_named, run_settings, scored_again
 from offrl.settings import advice
 from offrl.settings.compose import compose
+from offrl.settings.dataset import DatasetConfig
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.train import TrainConfig
 from offrl.system.devices import pick_device
@@ -338,3 +342,53 @@ def tune(
     from offrl.tuning.tune import tune as run_tune  # its pages would slow every other command
 
     return run_tune({"dataset": name_of(dataset), "algos": algos, **more, **(settings or {})})
+
+
+def distill(
+    run: Run | str | Path,
+    into: str = "tree",
+    *,
+    dataset: str | Path | Dataset | None = None,
+    settings: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Run:
+    """Train a small policy that imitates each policy of `run`, measure it (RUN/student.json), and return its run.
+
+    into: tree, trees, sindy (a sparse formula), linear or mlp. dataset: whose states the teacher labels; by default its
+    own data. settings: any other setting by its name on the command line, such as {"algo.max_depth": 4}; settings
+    without a dot can be given as keywords. Raises UserError for what a command would refuse.
+    """
+    data = dataset if isinstance(dataset, Dataset) else None
+    values: dict[str, Any] = {"algo.into": into, **more, **(settings or {})}
+    if dataset is not None and data is None:
+        values["dataset"] = name_of(dataset)
+    return distill_from(run.dir if isinstance(run, Run) else run, values, data)[0]
+
+
+def distill_from(
+    run: str | Path, values: Mapping[str, Any], dataset: Dataset | None = None
+) -> tuple[Run, dict[str, Any]]:
+    """Distill with the settings `values`; returns the run and what student.json says."""
+    teacher = Run(run)
+    kind = registry.get("algo", teacher.record["identity"]["algo"]["name"])
+    check_imitable(kind.Config().name, kind.traits)
+    c_code.compiler()  # before any work
+    source, default = recorded(run_settings(run).dataset), DatasetConfig()
+    data = {f"dataset.{k}": v for k, v in vars(source).items() if v != getattr(default, k) and k != "name"}
+    diverged = teacher.diverged
+    into = values.get("algo.into", "tree")
+    basis = {
+        "algo": "distill",
+        "dataset": source.name,
+        "algo.teacher": str(run),
+        "label": f"distill-{into}",
+        "seeds": [r.seed for r in teacher.replicas if r not in diverged],
+        "steps": 1,
+        "compare": [],
+        "eval.env": teacher.record.get("env", "auto"),
+        # trees and formulas are read in the data's units
+        "dataset.normalize_observations": into == "mlp",
+        **({} if "dataset" in values else data),
+    }
+    student = train_from({**basis, **values}, dataset)[0]
+    return student, measure(student, teacher, run_settings(student.dir).eval)

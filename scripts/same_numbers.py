@@ -128,6 +128,7 @@ CASES: dict[str, str] = {  # what each trains on; further settings. `NAME/varian
     "recoil": "expert.hdf5 dataset.fields.expert=expert eval.env=Hopper-v5",
     "awac": "builtin",
     "sac_n": "builtin",
+    "dsac_t": "builtin",
     "edac": "builtin",
     "cql": "builtin",
     "cql/discrete": "discrete.hdf5",

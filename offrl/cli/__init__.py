@@ -8,6 +8,7 @@ NAMES = (
     "train",
     "tune",
     "finetune",
+    "distill",
     "evaluate",
     "adapt",
     "benchmark",

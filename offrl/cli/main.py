@@ -48,6 +48,7 @@ look at what came out
   offrl adapt runs/NAME              let policies of algo=dpt or meta_dt learn tasks in context that are in no data
   offrl model runs/NAME              how good a world model is (of algo=dynamics), on its own data or dataset=OTHER; ood=OTHER
   offrl export runs/NAME             a policy as ONNX, or for torch.export (format=pt2)
+  offrl distill runs/NAME into=tree  a tree, a formula or a small network that imitates its policies; as C code too
 
 help
   offrl COMMAND --help               its settings; offrl train --help dataset, offrl data merge --help

@@ -19,7 +19,7 @@ from offrl.data.raw import join_observations
 from offrl.data.raw.streams import resize
 from offrl.errors import UserError
 from offrl.evaluation.past import Past, acted, begin, push, window_moments
-from offrl.nn.stream_encoder import ENCODER
+from offrl.nn.encoders.streams import ENCODER
 from offrl.tasks.entries import VECTOR, entries
 
 

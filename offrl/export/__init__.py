@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from offrl.settings.field import setting
 
-SUFFIX = {"onnx": ".onnx", "pt2": ".pt2"}
+SUFFIX = {"onnx": ".onnx", "pt2": ".pt2", "c": ".c"}
 OPSET, LARGEST_OPSET = 18, 23  # the first is what PyTorch's exporter writes without converting
 
 
@@ -18,7 +18,9 @@ OPSET, LARGEST_OPSET = 18, 23  # the first is what PyTorch's exporter writes wit
 class ExportConfig:
     """Settings of `offrl export`."""
 
-    format: str = setting("onnx", "onnx, or pt2 (torch.export)", choices=tuple(SUFFIX))
+    format: str = setting(
+        "onnx", "onnx, pt2 (torch.export), or c (C code of a policy of algo=distill)", choices=tuple(SUFFIX)
+    )
     seed: int | None = setting(None, "whose policy; null: the run's first seed")
     out: str | None = setting(None, "the file, or a folder for policy.SUFFIX; null: RUN/export/REPLICA/")
     stochastic: bool = setting(

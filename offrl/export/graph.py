@@ -25,7 +25,7 @@ from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.predict import numbered
 from offrl.evaluation.shield import ShieldedPolicy
 from offrl.export.draws import GOALS, PREVIOUS, Draw, Undrawable, inputs_for_draws, recording
-from offrl.nn.stream_encoder import ENCODER
+from offrl.nn.encoders.streams import ENCODER
 from offrl.tasks.entries import VECTOR
 
 PROBES = (3, 5)  # batch sizes that distinguish the batch's dimension of a draw from the others

@@ -22,7 +22,7 @@ from offrl.errors import UserError, first_line, nearest, warn
 from offrl.evaluation import streams
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.shield_kinds import ShieldSettings
-from offrl.export import OPSET, SUFFIX, card, describe
+from offrl.export import OPSET, SUFFIX, c_code, card, describe
 from offrl.export.check import BATCHES, Check, Runner, check
 from offrl.export.draws import GOALS, PREVIOUS, Draw, Undrawable, input_names
 from offrl.export.graph import PolicyGraph, draws_of, inputs_of
@@ -132,7 +132,10 @@ def export_policy(
         if stochastic and all(d.kind in (GOALS, PREVIOUS) for d in draws):
             raise UserError(f"the policy of {name} is deterministic: stochastic=true has nothing to draw; leave it out")
         graph = PolicyGraph(policy, stochastic)
-        built = _onnx(graph, draws, opset or OPSET) if format == "onnx" else _pt2(graph, draws)
+        if format == "c":
+            built = _c(policy)
+        else:
+            built = _onnx(graph, draws, opset or OPSET) if format == "onnx" else _pt2(graph, draws)
     except UserError:
         raise
     except Undrawable as error:
@@ -274,6 +277,12 @@ def _pt2(graph: PolicyGraph, draws: Sequence[Draw]) -> _Built:
 
     extra = {"load": "torch.export.load(file).module()(observations, *others)"}
     return _Built(buffer.getvalue(), runner, f"torch.export, torch {torch.__version__}", extra)
+
+
+def _c(policy: TrainedPolicy) -> _Built:
+    code = c_code.source(policy)
+    runner, load = c_code.compiled(policy, code), code[code.rindex(" policy(") + 1 :].partition(" {")[0]
+    return _Built(code.encode(), runner, Path(c_code.compiler()).name, {"load": f"{load}; link with -lm"})
 
 
 def _onnx(graph: PolicyGraph, draws: Sequence[Draw], opset: int) -> _Built:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.algorithm import Adam, Algorithm, Batch, Loss, Params, TrainState, Update
-from offrl.families.critics import ConstraintSettings, Critic, CriticSettings, Target, Values, WithCritic
+from offrl.families.critics import ConstraintSettings, Critic, CriticSettings, RiskSettings, Target, Values, WithCritic
 from offrl.nn import Categorical, TanhGaussian
 from offrl.settings.field import defaults, setting
 
@@ -143,11 +143,11 @@ class SoftActorCritic(WithCritic, Algorithm[ConfigT]):
         weight, critic, observations = self.weight(state), state.params["critic"], batch["observations"]
         if self.spec.discrete:
             log_p, entropy = self.probabilities(actor, observations)
-            q, _ = self.critic.expected_q(critic, observations, log_p, self.config.actor_value)
+            q, _ = self.critic.expected_q(critic, observations, log_p, self.config.actor_value, at_risk=True)
             policy, loss = log_p, -(q + weight * entropy).mean()
         else:
             policy, log_p = self.sample(actor, observations, key)
-            q = self.critic.reduce_ensemble(self.critic.q(critic, observations, policy), self.config.actor_value)
+            q = self.critic.reduce_ensemble(self.critic.actor_q(critic, observations, policy), self.config.actor_value)
             loss = (weight * log_p - q).mean()
         metrics = {"actor/loss": loss, "actor/q": q.mean()}
         return self.limited(loss, metrics, state, observations, policy, q.detach().abs().mean())
@@ -216,5 +216,5 @@ class SoftActorCritic(WithCritic, Algorithm[ConfigT]):
 
 @dataclass
 @defaults(hidden=[256, 256, 256], critics=10, init="fixed_bias")
-class ManyCriticsSettings(SoftSettings, ConstraintSettings):
+class ManyCriticsSettings(SoftSettings, ConstraintSettings, RiskSettings):
     """Settings of SAC-N and EDAC; the defaults are the authors'."""

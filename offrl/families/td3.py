@@ -13,7 +13,7 @@ from offrl.actor import NoisyActor
 from offrl.algorithm import Algorithm, Batch, Loss, Metrics, Params, TrainState, Traits, Update
 from offrl.families.critics import Critic, CriticSettings, Values, WithCritic
 from offrl.nn import Deterministic
-from offrl.nn.own_encoders import members
+from offrl.nn.encoders.own import members
 from offrl.settings.field import setting
 
 
@@ -82,6 +82,6 @@ class TD3(WithCritic, Algorithm[ConfigT]):
         return self.polyak(self.polyak(state, "critic"), "actor", self.config.polyak)
 
     def first_q(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
-        """Q_1 [B] of the first online critic; the others are not evaluated."""
+        """Q_1 [B] of the first online critic, by `Critic.actor_q`; the others are not evaluated."""
         first_critic = members(state.params["critic"], slice(1))
-        return self.critic.q(first_critic, observations, actions)[0]
+        return self.critic.actor_q(first_critic, observations, actions)[0]

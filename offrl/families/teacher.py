@@ -1,5 +1,5 @@
 """Values of a pretrained run, which sequence models learn from: the choice of the run, and its values at every row of
-the data.
+the data; and the runs whose policies can be imitated.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from offrl import registry, rng
-from offrl.algorithm import Dataset, DataSpec, TrainConfig
+from offrl.algorithm import Dataset, DataSpec, TrainConfig, Traits
 from offrl.errors import UserError
 from offrl.pretrained import Pretrained, Requirement
 from offrl.settings.field import setting
@@ -89,3 +89,26 @@ def _value(run: Pretrained, observations: Tensor, actions: Tensor) -> Tensor:
 def observation_rows(dataset: Dataset) -> Tensor:
     """The observations of every row as critics take them, [R, O] float32 on the CPU."""
     return dataset.flat("observations").cpu().float()
+
+
+def check_imitable(name: str, traits: Traits) -> None:
+    """Raise UserError for an algorithm whose policies no function of one observation imitates."""
+    if traits.policy_modules and not traits.text and not traits.goal_conditioned:
+        return
+    kind = "a language policy" if traits.text else "a policy that takes goals" if traits.policy_modules else "a model"
+    raise UserError(
+        f"a run of {name} is {kind}, and a student maps numbers that it observes to one action: distil a run of iql, "
+        "td3_bc or another policy of observations alone"
+    )
+
+
+def check_memoryless(run: Pretrained) -> None:
+    """Raise UserError for a teacher with a memory, or as `check_imitable` does."""
+    algorithm, state = run.replicas[0]
+    name = algorithm.config.name
+    check_imitable(name, algorithm.traits)
+    if algorithm.actor(state).start(1) is not None:
+        raise UserError(
+            f"a policy of {name} remembers the episode, and a student sees one observation at a time: distil a run of "
+            "a policy without a memory, such as iql or td3_bc"
+        )

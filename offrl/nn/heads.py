@@ -1,9 +1,10 @@
 """Value heads: the forms in which a network's outputs stand for a value. Chosen by one setting in every algorithm with
 values.
 
-A scalar head is trained by squared error. The others hold a distribution over bins and are trained by cross-entropy,
-which large networks bear better ("Stop Regressing: Training Value Functions via Classification for Scalable Deep RL",
-Farebrother et al., 2024, arXiv 2403.03950). Values outside the bins' range cannot be represented: the share of such
+A scalar head is trained by squared error. Quantiles and a Gaussian stand for the distribution of returns, whose tail
+`cvar` reads. The others hold a distribution over bins and are trained by cross-entropy, which large networks bear
+better ("Stop Regressing: Training Value Functions via Classification for Scalable Deep RL", Farebrother et al., 2024,
+arXiv 2403.03950). Values outside the bins' range cannot be represented: the share of such
 targets is logged as `saturation`.
 """
 
@@ -15,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 
 class Bootstrap(NamedTuple):
@@ -35,6 +37,9 @@ class ValueHead(Protocol):
     def mean(self, logits: Tensor) -> Tensor:
         """The value that the outputs stand for: [..., out_dim] -> [...]."""
 
+    def cvar(self, logits: Tensor, level: float | Tensor) -> Tensor:
+        """The mean of the worst share `level` of the returns: [..., out_dim] -> [...]."""
+
     def loss(self, logits: Tensor, target: Tensor, bootstrap: Bootstrap | None = None) -> Tensor:
         """Elementwise loss [...] of outputs [..., out_dim] against targets [B] that broadcast to [...]."""
 
@@ -50,6 +55,9 @@ class Scalar:
 
     def mean(self, logits: Tensor) -> Tensor:
         return logits.squeeze(-1)
+
+    def cvar(self, logits: Tensor, level: float | Tensor) -> Tensor:
+        return self.mean(logits)
 
     def loss(self, logits: Tensor, target: Tensor, bootstrap: Bootstrap | None = None) -> Tensor:
         return (logits.squeeze(-1) - target).square()
@@ -83,6 +91,12 @@ class Binned(ABC):
 
     def mean(self, logits: Tensor) -> Tensor:
         return self.first + self.width * (logits.float().softmax(-1) * self.index(logits)).sum(-1)
+
+    def cvar(self, logits: Tensor, level: float | Tensor) -> Tensor:
+        p = logits.float().softmax(-1)
+        before = p.cumsum(-1) - p
+        worst = torch.minimum(p, (level - before).clamp(min=0.0)) / level
+        return self.first + self.width * (worst * self.index(logits)).sum(-1)
 
     @abstractmethod
     def project(self, target: Tensor, bootstrap: Bootstrap | None) -> Tensor:
@@ -143,13 +157,95 @@ class C51(TwoHot):
         return (p.unsqueeze(-1) * shares).sum(-2)
 
 
-HEADS = ("scalar", "hl_gauss", "two_hot", "c51")
+class Quantile:
+    """N quantiles at the middles of N equal shares, by the Huber quantile loss: the sum over quantiles, the mean over
+    the target's samples (QR-DQN, arXiv 1710.10044).
 
-
-def make_head(name: str, bins: int = 101, low: float = 0.0, high: float = 1.0, sigma: float = 0.75) -> ValueHead:
-    """The value head called `name`: scalar, hl_gauss, two_hot or c51, the last three with `bins` bins over [low,
-    high].
+    Samples are the next value's quantiles, moved and shrunk as C51's atoms are. Quantiles may cross: only `cvar` sorts.
     """
+
+    distributional = True
+
+    def __init__(self, quantiles: int) -> None:
+        self.out_dim = quantiles
+
+    def mean(self, logits: Tensor) -> Tensor:
+        return logits.mean(-1)
+
+    def cvar(self, logits: Tensor, level: float | Tensor) -> Tensor:
+        count = self.out_dim * level  # the last quantile counts in part
+        worst = (count - torch.arange(self.out_dim, device=logits.device)).clamp(0.0, 1.0) / count
+        return (logits.sort(-1).values * worst).sum(-1)
+
+    def loss(self, logits: Tensor, target: Tensor, bootstrap: Bootstrap | None = None) -> Tensor:
+        samples = target.unsqueeze(-1)
+        if bootstrap is not None:
+            following = bootstrap.logits
+            samples = samples + bootstrap.scale.unsqueeze(-1) * (following - following.mean(-1, keepdim=True))
+        error = samples.unsqueeze(-2) - logits.unsqueeze(-1)  # [..., N, samples]
+        shares = (torch.arange(self.out_dim, device=logits.device) + 0.5) / self.out_dim
+        return quantile_loss(error, shares.unsqueeze(-1)).mean(-1).sum(-1)
+
+    def saturation(self, target: Tensor) -> Tensor | None:
+        return None
+
+
+def quantile_loss(error: Tensor, shares: Tensor) -> Tensor:
+    """|tau - 1(u < 0)| H(u) of errors u = target - quantile, elementwise; H is Huber's with threshold 1."""
+    return (shares - (error < 0).to(error.dtype)).abs() * huber(error, 1.0)
+
+
+def huber(error: Tensor, threshold: float) -> Tensor:
+    """u^2 / 2, from |u| = threshold on linear, elementwise."""
+    size = error.abs()
+    return torch.where(size <= threshold, 0.5 * error.square(), threshold * (size - 0.5 * threshold))
+
+
+class GaussianValues:
+    """A mean q and, by softplus, a standard deviation sigma of returns.
+
+    With the next value's q' and sigma' the loss is (y - q)^2 / 2 + sigma sg((sigma^2 - v) / (sigma + 0.1)), where v =
+    (y - q)^2 + scale^2 sigma'^2 is the mean square of the target's distribution about q: DSAC-T's gradients (arXiv
+    2310.05858) with that mean in place of a sample, unweighted and unclipped.
+    """
+
+    out_dim = 2
+    distributional = True
+
+    def mean(self, logits: Tensor) -> Tensor:
+        return logits[..., 0]
+
+    def std(self, logits: Tensor) -> Tensor:
+        """sigma, [..., 2] -> [...]."""
+        return softplus(logits[..., 1])
+
+    def cvar(self, logits: Tensor, level: float | Tensor) -> Tensor:
+        level = torch.as_tensor(level, dtype=logits.dtype, device=logits.device)
+        density = torch.exp(-0.5 * torch.special.ndtri(level).square()) / math.sqrt(2.0 * math.pi)
+        return logits[..., 0] - self.std(logits) * density / level
+
+    def loss(self, logits: Tensor, target: Tensor, bootstrap: Bootstrap | None = None) -> Tensor:
+        error, std = target - logits[..., 0], self.std(logits)
+        spread = error.square()
+        if bootstrap is not None:
+            spread = spread + (bootstrap.scale * self.std(bootstrap.logits)).square()
+        return 0.5 * error.square() + std * ((std.square() - spread) / (std + STD_FLOOR)).detach()
+
+    def saturation(self, target: Tensor) -> Tensor | None:
+        return None
+
+
+STD_FLOOR = 0.1  # DSAC-T's epsilon
+BINNED = ("hl_gauss", "two_hot", "c51")
+HEADS = ("scalar", *BINNED, "quantile", "gaussian")
+
+
+def make_head(
+    name: str, bins: int = 101, low: float = 0.0, high: float = 1.0, sigma: float = 0.75, quantiles: int = 32
+) -> ValueHead:
+    """The value head called `name`, one of HEADS; those of BINNED with `bins` bins over [low, high]."""
     if name == "hl_gauss":
         return HLGauss(bins, low, high, sigma)
-    return Scalar() if name == "scalar" else {"two_hot": TwoHot, "c51": C51}[name](bins, low, high)
+    if name in BINNED:
+        return {"two_hot": TwoHot, "c51": C51}[name](bins, low, high)
+    return Quantile(quantiles) if name == "quantile" else GaussianValues() if name == "gaussian" else Scalar()

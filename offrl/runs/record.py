@@ -47,7 +47,7 @@ LATER = {  # settings of later versions, which are in a run's name where they ar
     "encoder": ("pretrained_id", "fusion"),
     "algo": (
         *("cost_limit", "cost_horizon", "cost_discount", "cost_pessimism", "cost_after_end"),
-        *("cost_states", "multiplier", "multiplier_rate"),
+        *("cost_states", "multiplier", "multiplier_rate", "risk", "value_quantiles"),
     ),
 }
 PACKAGES = ("offrl", "torch", "numpy", "gymnasium", "mujoco", "minari", "h5py", "gymnasium-robotics")

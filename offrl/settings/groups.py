@@ -27,8 +27,8 @@ CONTENT = {
 GROUPS = {
     "critic": (
         "critic_hidden critic_network critic_lm critic_learning_rate target_critics layer_norm critic_dropout "
-        "spectral_norm lipschitz lipschitz_radius value_head value_bins value_range value_sigma value_min value_max "
-        "value_bias value_hidden value_layers value_layer_norm value_learning_rate"
+        "spectral_norm lipschitz lipschitz_radius value_head value_bins value_quantiles value_range value_sigma "
+        "value_min value_max value_bias value_hidden value_layers value_layer_norm value_learning_rate"
     ),
     "actor": (
         "actor_hidden actor_network actor_layer_norm actor_learning_rate actor_schedule actor_polyak actor_value"

@@ -21,8 +21,8 @@ from offrl.data.samplers.prefetch import Prefetcher
 from offrl.encoding import set_spec
 from offrl.errors import UserError, nearest, warn
 from offrl.evaluation.evaluator import Evaluator
-from offrl.nn.encoders import IMAGE_ENCODERS
-from offrl.nn.stream_encoder import ENCODER, OWN
+from offrl.nn.encoders.images import IMAGE_ENCODERS
+from offrl.nn.encoders.streams import ENCODER, OWN
 from offrl.runs import record as runs
 from offrl.settings.encoder import EncoderConfig
 from offrl.settings.replicas import Replica, replicas

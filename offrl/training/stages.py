@@ -16,8 +16,8 @@ from offrl.algorithm import with_settings
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.fit import check_columns, check_normalisation
 from offrl.errors import UserError, say, warn
+from offrl.nn.encoders.streams import ENCODER, OWN
 from offrl.nn.meta_check import of_file, outline
-from offrl.nn.stream_encoder import ENCODER, OWN
 from offrl.pretrained import Pretrained, Requirement
 from offrl.runs import record as runs
 from offrl.settings.evaluation import EvalConfig

@@ -21,7 +21,7 @@ from offrl.data.dataset import Dataset
 from offrl.data.samplers.goals import SUCCESSES
 from offrl.envs.drawn import WORLDS, generate
 from offrl.errors import UserError
-from offrl.nn.image_decoder import ImageDecoder
+from offrl.nn.encoders.decoder import ImageDecoder
 from offrl.runs import record as runs
 from offrl.settings.compose import compose
 from offrl.settings.dataset import DatasetConfig

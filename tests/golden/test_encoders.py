@@ -17,7 +17,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from offrl import rng
 from offrl.errors import UserError
-from offrl.nn.encoders import IMAGE_ENCODERS, ImageEncoder, make_image_encoder, max_pool, ordered_max_pool, random_shift
+from offrl.nn.encoders.images import (
+    IMAGE_ENCODERS,
+    ImageEncoder,
+    make_image_encoder,
+    max_pool,
+    ordered_max_pool,
+    random_shift,
+)
 from offrl.system.plugins import loading
 from tests.support.reference import images as reference
 

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from offrl.nn import HEADS, Bootstrap, make_head
+from offrl.nn import BINNED, Bootstrap, make_head
 
 G = np.random.default_rng(0)
-BINNED = [h for h in HEADS if h != "scalar"]
 RANGES = [(5, -2.0, 3.0), (11, 0.0, 1.0), (101, -117.4, 456.3), (51, 990.0, 1010.0)]
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from offrl.errors import UserError
+from offrl.nn import sparse
 from offrl.system import files as checkpoint
 from offrl.world_models.sindy import regression as sindy
 from offrl.world_models.sindy.regression import SindyConfig, Tree
@@ -166,10 +167,10 @@ def test_thresholding_by_hand() -> None:
     columns = torch.tensor([[1.0, 1, 1], [1, -1, -1], [1, 1, -1], [1, -1, 1]], dtype=torch.float64)
     targets = columns @ torch.tensor([[2.0, 0.0], [0.05, 0.3], [-1.0, 0.2]], dtype=torch.float64)
     offered = torch.tensor([[True, True, True], [True, True, False]])
-    found = sindy.stlsq(columns, targets, offered, threshold=0.1, ridge=torch.ones(3).double(), iterations=10)
+    found = sparse.stlsq(columns, targets, offered, threshold=0.1, ridge=torch.ones(3).double(), iterations=10)
     # without the ridge's shrinking by 4 / 5
     np.testing.assert_allclose(found, [[2.0, 0.0, -1.0], [0.0, 0.3, 0.0]], atol=1e-12)
-    ridge = sindy.stlsq(columns, targets, offered, threshold=0.25, ridge=torch.ones(3).double(), iterations=10)
+    ridge = sparse.stlsq(columns, targets, offered, threshold=0.25, ridge=torch.ones(3).double(), iterations=10)
     assert ridge[1, 1] == 0.0  # which chooses: 0.3 * 4 / 5 is below 0.25
 
 
@@ -184,7 +185,7 @@ def test_one_fit_agrees_with_pysindy() -> None:
     terms, part = sindy.factors(2, 1, config), tree["dynamics"]
     library = ps.PolynomialLibrary(degree=3)
     theta = np.asarray(library.fit_transform(np.concatenate([s, a], 1)))
-    ours = sindy.library(terms, torch.tensor(s), torch.tensor(a), tree["angles"])
+    ours = sparse.library(terms, torch.tensor(s), torch.tensor(a), tree["angles"])
     np.testing.assert_allclose(ours, theta, rtol=1e-12)
     # pysindy's thresholds are absolute: the same problem in standardised columns, then in the data's units
     scale = np.where(theta.std(0) > 0, theta.std(0), 1.0)
@@ -213,7 +214,7 @@ def test_the_library_by_hand() -> None:
     terms, s, a = sindy.factors(2, 1, config), torch.tensor([[2.0, 3.0]]), torch.tensor([[5.0]])
     sin, cos = np.sin(3.0), np.cos(3.0)
     expected = [1, 2, 3, sin, cos, 5, 4, 6, 9, 10, 15, 5 * sin, 5 * cos]
-    np.testing.assert_allclose(sindy.library(terms, s, a, torch.tensor([1]))[0], expected, rtol=1e-6)
+    np.testing.assert_allclose(sparse.library(terms, s, a, torch.tensor([1]))[0], expected, rtol=1e-6)
     assert len(terms) == sindy.terms(2, 1, config)
     for config in (
         SindyConfig(degree=3),
@@ -240,7 +241,7 @@ def test_members_and_their_median(model: Tree) -> None:
     s, a = pairs()
     nexts, rewards = sindy.predict_members(model, s, a)
     assert nexts.shape == (5, 6, 3) and rewards.shape == (5, 6) and nexts.dtype == s.dtype
-    theta = sindy.library(model["dynamics"]["factors"], s.double(), a.double(), model["angles"]).numpy()
+    theta = sparse.library(model["dynamics"]["factors"], s.double(), a.double(), model["angles"]).numpy()
     change = np.einsum("edt,bt->ebd", model["dynamics"]["coefficients"].numpy(), theta)
     np.testing.assert_allclose(nexts[..., 2], s.numpy()[:, 2] + change[..., 2], rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(model["dynamics"]["median"], np.median(model["dynamics"]["coefficients"], 0))

@@ -32,7 +32,8 @@ from offrl.world_models.dynamics import Dynamics, data_range
 from offrl.world_models.model import save
 
 load_named()  # OFFRL_PLUGINS=my.py: one's own algorithms are cases too
-FITTED = ("encoder", "residual", "sindy")  # of images, from what it plays, and by one regression: tests of their own
+# of images, from what it plays, by one regression, and to a trained run: tests of their own
+FITTED = ("encoder", "residual", "sindy", "distill")
 ABSENT = () if find_spec("transformers") and find_spec("peft") else ("lamo",)  # their packages are not installed
 # texts: test_text.py
 ALGORITHMS = {
@@ -98,6 +99,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
     "diffuser": {"plan_horizon": 2, "candidates": 64, "guide_scale": 1.0, "termination_penalty": 0.0, "polyak": 0.05},
     "diffusion_ql": {"polyak": 0.05, "average": 0.1, "average_from": 0, "choice": "best", "clip_norm": 0.0},
     "dtql": {"polyak": 0.05, "alpha": 0.1, "expectile": 0.9, "choice": "best", "candidates": 64},
+    "dsac_t": {"polyak": 0.05, "learning_rate": 3e-3, "entropy_weight": 0.1},
     "edac": {"polyak": 0.05, "critics": 3},
     "fb": {"polyak": 0.05, "inference_samples": 3000},
     "f_dvl": {"temperature": 10.0, "polyak": 0.05, "actor_schedule": "constant", "random_actions": 0},

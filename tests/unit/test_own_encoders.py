@@ -19,7 +19,7 @@ from offrl.data.dataset import Dataset
 from offrl.encoding import encoded_update
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.nn.own_encoders import EncodedLayer
+from offrl.nn.encoders.own import EncodedLayer
 from tests.unit.test_streams import SLOW, data, make, trained
 
 FORM = {"frames": 2, "encoder": "drq"}

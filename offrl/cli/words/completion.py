@@ -22,7 +22,7 @@ from offrl.settings.presets import config_names
 from offrl.settings.replicas import varied
 
 SHELLS = ("bash", "zsh", "fish")
-ON_RUNS = ("evaluate", "finetune", "adapt", "report", "select", "model", "export")
+ON_RUNS = ("evaluate", "finetune", "distill", "adapt", "report", "select", "model", "export")
 ALGOS = ("algo", "algos", "compare")
 DATASETS = (
     "dataset",

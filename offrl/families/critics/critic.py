@@ -17,7 +17,8 @@ from offrl.data.samplers.transitions import SPAN, Batch, discounted
 from offrl.errors import UserError
 from offrl.families.critics.value import CriticSettings, Objective, Target, Values, make_value_head
 from offrl.nn import Bootstrap, EnsembleMLP, Pairs, call
-from offrl.nn.own_encoders import ENCODER_PART, members
+from offrl.nn.encoders.own import ENCODER_PART, members
+from offrl.nn.heads import C51
 
 
 class Critic(Part):
@@ -96,6 +97,17 @@ class Critic(Part):
         """Q of every critic: [E, B], or [E, M, B] for M actions at each observation."""
         return self.head.mean(self.logits(params, observations, actions))
 
+    def actor_q(self, params: Params, observations: Tensor, actions: Tensor) -> Tensor:
+        """What an actor maximises, as `q`: the mean of returns, or their CVaR at the level `risk`."""
+        return self.at_risk(self.logits(params, observations, actions))
+
+    def at_risk(self, logits: Tensor) -> Tensor:
+        """The same of outputs [..., out_dim]: [...]."""
+        mean, risk = self.head.mean(logits), getattr(self.config, "risk", 1.0)
+        if not isinstance(risk, Tensor):  # which it is where a grid varies it
+            return mean if risk == 1.0 else self.head.cvar(logits, risk)
+        return torch.where(risk == 1.0, mean, self.head.cvar(logits, risk))
+
     def min_q(self, params: Params, observations: Tensor, actions: Tensor) -> Values:
         """The smallest of the critics' values, [B]."""
         return self.smallest(self.logits(params, observations, actions))
@@ -110,17 +122,20 @@ class Critic(Part):
         index = values.argmin(0).view(1, -1, 1).expand(1, -1, logits.shape[-1])
         return Values(values.amin(0), logits.gather(0, index).squeeze(0))
 
-    def expected_q(self, params: Params, observations: Tensor, log_p: Tensor, reduce: str = "min") -> Values:
+    def expected_q(
+        self, params: Params, observations: Tensor, log_p: Tensor, reduce: str = "min", at_risk: bool = False
+    ) -> Values:
         """Discrete actions: the mean of Q under a policy's log probabilities [B, K], exact, [B].
 
         Its outputs, if the head needs them, are the policy's mixture of the distributions of the smallest critics, as
-        log probabilities [B, bins]. reduce: see `reduce_ensemble`.
+        log probabilities [B, bins]. reduce: see `reduce_ensemble`; at_risk: see `actor_q`.
         """
         outputs = self.logits_of_all(params, observations)  # [E, B, K, out_dim]
-        values = self.head.mean(outputs)
+        values = self.at_risk(outputs) if at_risk else self.head.mean(outputs)
         value = (log_p.exp() * self.reduce_ensemble(values, reduce)).sum(-1)
         if not self.head.distributional:
             return Values(value)
+        self._check_mixture()
         index = values.argmin(0)[None, ..., None].expand(1, *outputs.shape[1:])
         return Values(value, (outputs.log_softmax(-1).gather(0, index).squeeze(0) + log_p.unsqueeze(-1)).logsumexp(-2))
 
@@ -135,7 +150,15 @@ class Critic(Part):
         value = self.reduce_ensemble(self.head.mean(logits), how, rho)
         if not self.head.distributional:
             return Values(value)
+        self._check_mixture()
         return Values(value, logits.log_softmax(-1).logsumexp(0) - math.log(logits.shape[0]))
+
+    def _check_mixture(self) -> None:
+        if not isinstance(self.head, C51):
+            raise UserError(
+                f"algo.value_head={self.config.value_head} cannot hold a mixture of distributions, which targets are "
+                "here (discrete actions, or the mean of critics); take c51"
+            )
 
     @staticmethod
     def reduce_ensemble(values: Tensor, reduce: str = "min", rho: float | Tensor = 0.5) -> Tensor:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from offrl.algorithm import DataSpec, Params, Part
+from offrl.algorithm import DataSpec, Grid, Params, Part
 from offrl.errors import UserError
-from offrl.nn import HEADS, MLP, Bootstrap, NetworkSettings, ValueHead, call, make_head
+from offrl.nn import BINNED, HEADS, MLP, Bootstrap, NetworkSettings, ValueHead, call, make_head
 from offrl.nn.mlp import ACTIVATIONS
 from offrl.settings.field import setting
 
@@ -76,15 +76,44 @@ class CriticSettings(NetworkSettings):
         0.1, "largest move of each observation (normalised), in the direction of steepest change", low=0.0
     )
     value_head: str = setting(
-        "scalar", "how values are represented: one number, or a distribution over value_bins", choices=HEADS
+        "scalar",
+        "how values are represented: one number, a distribution over value_bins, value_quantiles, mean and deviation",
+        choices=HEADS,
     )
-    value_bins: int = setting(101, "bins of a value head that is not scalar", low=2)
+    value_bins: int = setting(101, "bins of hl_gauss, two_hot and c51", low=2)
+    value_quantiles: int = setting(32, "quantiles of value_head=quantile", low=2)
     value_range: list[float] = setting(
         [], "smallest and largest value of the bins; []: found from the data's discounted returns"
     )
     value_sigma: float = setting(
         0.75, "hl_gauss: standard deviation of a target in widths of a bin", low=1e-3, structural=True
     )
+
+
+@dataclass
+class RiskSettings:
+    """Setting of algorithms whose actor maximises the critics' values."""
+
+    risk: float = setting(
+        1.0,
+        "the actor maximises the mean of the worst share of returns that is so large (CVaR), 1: the mean; needs a "
+        "value_head with a distribution of returns: quantile, gaussian, c51",
+        above=0.0,
+        high=1.0,
+    )
+
+
+DISTRIBUTIONS = ("quantile", "gaussian", "c51")  # heads that learn the distribution of returns, not of a target
+
+
+def check_risk(config: Any, grid: Grid) -> None:
+    """Raise UserError for a `risk` below 1 with a value head that knows no distribution of returns."""
+    levels = (grid or {}).get("risk", [getattr(config, "risk", 1.0)])
+    if config.value_head not in DISTRIBUTIONS and any(level != 1.0 for level in levels):
+        raise UserError(
+            f"algo.risk needs the distribution of returns, and algo.value_head={config.value_head} learns none: take "
+            f"algo.value_head={' or '.join(DISTRIBUTIONS)}"
+        )
 
 
 @dataclass
@@ -101,8 +130,8 @@ class ActorScheduleSettings:
 
 def make_value_head(config: CriticSettings) -> ValueHead:
     """The value head of these settings. Raises UserError where the range of its bins is missing or empty."""
-    if config.value_head == "scalar":
-        return make_head("scalar")
+    if config.value_head not in BINNED:
+        return make_head(config.value_head, quantiles=config.value_quantiles)
     limits = config.value_range
     if len(limits) != 2 or not -math.inf < limits[0] < limits[1] < math.inf:
         raise UserError(

@@ -13,6 +13,8 @@ from offrl.data.value_range import value_range
 from offrl.families.critics.constraint import Constraint
 from offrl.families.critics.costs import PolicyOf, fit_limit
 from offrl.families.critics.critic import Critic
+from offrl.families.critics.value import check_risk
+from offrl.nn import BINNED
 
 
 class WithCritic:
@@ -38,9 +40,11 @@ class WithCritic:
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
         """`config` with the range of the value head's bins from the data, where it needs one and has none, and with
-        what a limit of costs needs; see `fit_limit`."""
+        what a limit of costs needs; see `fit_limit`. Raises UserError for a `risk` without a distribution, too.
+        """
+        check_risk(config, grid)
         config = fit_limit(config, dataset, grid)
-        if config.value_head == "scalar" or config.value_range:
+        if config.value_head not in BINNED or config.value_range:
             return config
         ranges = [value_range(dataset, float(x)) for x in (grid or {}).get("discount", [config.discount])]
         return replace(config, value_range=[min(low for low, _ in ranges), max(high for _, high in ranges)])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from offrl.data.dataset import DataSpec
-from offrl.nn.encoders import Shape, scaled_channels
+from offrl.nn.encoders.images import Shape, scaled_channels
 
 
 class ImageDecoder(nn.Module):

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from offrl import rng
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError, nearest
-from offrl.nn.encoders import make_image_encoder, random_shift
+from offrl.nn.encoders.images import make_image_encoder, random_shift
 from offrl.nn.recurrent import GRU
 from offrl.tasks.entries import VECTOR
 

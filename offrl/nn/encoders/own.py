@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
 from offrl.nn.custom.networks import with_own_networks
+from offrl.nn.encoders.streams import ENCODER, OWN, StreamEncoder, Streams, make_encoder
 from offrl.nn.ensemble import Pairs
 from offrl.nn.mlp import Layers
-from offrl.nn.stream_encoder import ENCODER, OWN, StreamEncoder, Streams, make_encoder
 from offrl.optim import Params
 from offrl.tasks.entries import VECTOR
 

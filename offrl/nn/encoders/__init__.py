@@ -1,0 +1,1 @@
+"""What makes one vector of images and several streams, for all networks or inside each."""
