@@ -302,6 +302,6 @@ def draws_of(policy: TrainedPolicy, explore: bool) -> tuple[Draw, ...]:
 
 def input_names(draws: Sequence[Draw]) -> list[str]:
     """The names of the inputs: `goals`, `previous_actions`, `noise`, or `noise_0`, `noise_1`, ..."""
-    named = [d.kind for d in draws if d.kind in (GOALS, PREVIOUS)]
-    num_draws = len(draws) - len(named)
-    return named + (["noise"] if num_draws == 1 else [f"noise_{i}" for i in range(num_draws)])
+    known = [d.kind for d in draws if d.kind in (GOALS, PREVIOUS)]
+    num_draws = len(draws) - len(known)
+    return known + (["noise"] if num_draws == 1 else [f"noise_{i}" for i in range(num_draws)])

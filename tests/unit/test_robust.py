@@ -115,6 +115,14 @@ def test_models_are_as_they_were_afterwards() -> None:
         np.testing.assert_array_equal(getattr(base.model, n), before[n])
 
 
+def test_a_parameter_that_there_is_not_is_no_silence() -> None:
+    with (
+        pytest.raises(ValueError, match="there is no parameter masses"),
+        perturbed([make_env(HOPPER)], Perturbation({"masses": 2.0})),
+    ):
+        pass
+
+
 def test_floors_below_the_friction_of_the_feet_change_nothing() -> None:
     points = [{"friction.floor": v} for v in (0.1, 0.39, 1.84, 2.42)]
     evaluation = scored(HOPPER, None, *(Perturbation(p) for p in points))
