@@ -272,6 +272,7 @@ def test_the_command_writes_its_files(
     assert "9 points" in out and "friction.floor 0.1, 0.3, 0.5: the same episodes" in out
     record = json.loads((run.dir / "robust.json").read_text())
     assert record["unchanged"] == {"friction.floor": [[0.1, 0.3, 0.5]]} and len(record["points"]) == 9
+    assert record["played_again"][0]["point"] == record["cells"][0]["point"]
     rows = list(csv.DictReader((run.dir / "robust.csv").open()))
     assert len(rows) == 2 * (1 + 9 + 1) and rows[0]["friction.floor"] == "1.0" and rows[0]["delay"] == "0.0"
     assert [r["eval_seed"] for r in rows[-2:]] == ["1", "1"] and {r["point"] for r in rows} == set(map(str, range(10)))
