@@ -124,12 +124,14 @@ class RobustScores(Sweep):
             name: [point.get(name, self.study.nominal[name]) for point in points] for name in self.study.ranges
         }
         names = ["return_mean", "return_std", "score", "success", "length_mean"]
-        names += [name for name in ("cost", "cost_normalized", "safe") if name in self.evaluations[0].rows()[0]]
+        some = self.evaluations[0].rows()[0]
+        names += [name for name in ("cost", "cost_normalized", "safe", "shielded", "unsolved") if name in some]
         count = len(self.replicas)
         self.write_table(path, {name: [[v] * count for v in column] for name, column in columns.items()}, names)
 
     def record(self) -> dict[str, Any]:
         """All of it as plain values."""
+        means, count = self.values.mean(2).tolist(), len(self.points)
         return {
             "study": self.study.name,
             "environment": self.evaluations[0].label,
@@ -143,11 +145,9 @@ class RobustScores(Sweep):
             "cells": [asdict(one) for one in self.summaries()],
             "unchanged": self.unchanged(),
             "replicas": [replica.name for replica in self.replicas],
-            "nominal": self.values[0].mean(1).tolist(),
-            "points": [
-                {"values": dict(point), "means": row}
-                for point, row in zip(self.points, self.values[1:].mean(2).tolist(), strict=False)
-            ],
+            "nominal": means[0],
+            "points": [{"values": dict(p), "means": m} for p, m in zip(self.points, means[1:], strict=False)],
+            "played_again": [{"point": k, "means": m} for k, m in zip(self.again, means[1 + count :], strict=True)],
         }
 
     def write_record(self, path: Path) -> None:

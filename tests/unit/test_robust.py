@@ -115,6 +115,14 @@ def test_models_are_as_they_were_afterwards() -> None:
         np.testing.assert_array_equal(getattr(base.model, n), before[n])
 
 
+def test_a_parameter_that_there_is_not_is_no_silence() -> None:
+    with (
+        pytest.raises(ValueError, match="there is no parameter masses"),
+        perturbed([make_env(HOPPER)], Perturbation({"masses": 2.0})),
+    ):
+        pass
+
+
 def test_floors_below_the_friction_of_the_feet_change_nothing() -> None:
     points = [{"friction.floor": v} for v in (0.1, 0.39, 1.84, 2.42)]
     evaluation = scored(HOPPER, None, *(Perturbation(p) for p in points))
@@ -264,6 +272,7 @@ def test_the_command_writes_its_files(
     assert "9 points" in out and "friction.floor 0.1, 0.3, 0.5: the same episodes" in out
     record = json.loads((run.dir / "robust.json").read_text())
     assert record["unchanged"] == {"friction.floor": [[0.1, 0.3, 0.5]]} and len(record["points"]) == 9
+    assert record["played_again"][0]["point"] == record["cells"][0]["point"]
     rows = list(csv.DictReader((run.dir / "robust.csv").open()))
     assert len(rows) == 2 * (1 + 9 + 1) and rows[0]["friction.floor"] == "1.0" and rows[0]["delay"] == "0.0"
     assert [r["eval_seed"] for r in rows[-2:]] == ["1", "1"] and {r["point"] for r in rows} == set(map(str, range(10)))

@@ -219,6 +219,8 @@ def test_perturbed_environments_have_shields_too(run: Run, rules: Path, tmp_path
     shield = ShieldSettings(f"{rules}:outside")
     scores = run.evaluate_robust(str(file), "grid:2", episodes=1, max_steps=15, shield=shield)
     assert all(e.shielded is not None for e in scores.evaluations)
+    scores.write(tmp_path / "robust.csv")
+    assert ",cost_normalized,safe,shielded,unsolved" in (tmp_path / "robust.csv").read_text().splitlines()[0]
     assert scores.evaluations[1].costs is not None and not scores.evaluations[1].costs.any()  # no noise
 
 
