@@ -382,7 +382,7 @@ def distill_from(
         "dataset": source.name,
         "algo.teacher": str(run),
         "label": f"distill-{into}",
-        "seeds": [r.seed for r in teacher.replicas if r not in diverged],
+        "seeds": list(dict.fromkeys(r.seed for r in teacher.replicas if r not in diverged)),
         "steps": 1,
         "compare": [],
         "eval.env": teacher.record.get("env", "auto"),
