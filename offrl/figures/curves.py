@@ -23,10 +23,9 @@ from offrl.figures.style import (
     thousands,
     with_colours,
 )
-from offrl.runs.log import SCORE_COLUMNS
+from offrl.runs.log import OWN_COLUMNS
 from offrl.runs.record import CURVE, GRID, SCORES
 from offrl.runs.run import SavedRun
-from offrl.runs.score import COSTS
 from offrl.runs.tables import Result
 from offrl.settings.replicas import Values, number
 from offrl.system.csv_text import read
@@ -48,7 +47,7 @@ def read_curves(path: Path, column: str) -> dict[Values, Curves]:
         rows = read(path)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    fields = [name for name in rows[0] if name not in (*SCORE_COLUMNS, *COSTS)] if rows else []
+    fields = [name for name in rows[0] if name not in OWN_COLUMNS] if rows else []
     points: dict[Values, Curves] = {}
     for row in rows:
         if row.get(column):
