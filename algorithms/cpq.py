@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from offrl import rng
 from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, TransitionSampler, Tree, Update
 from offrl.families.critics import CostCritic, CostSettings, Critic, Values, WithCritic
 from offrl.nn import TanhGaussian
-from offrl.nn.autoencoder import ActionAutoencoder, divergence, encoded, latent
+from offrl.nn.autoencoder import ActionAutoencoder, divergence, encoded, errors
 from offrl.registry import register
 from offrl.settings.field import defaults, setting
 
@@ -74,11 +75,9 @@ class CPQ(WithCritic, Algorithm[CPQConfig]):
 
     def autoencoder_loss(self, autoencoder: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |decode(s, z) - a|^2 + beta KL(z | N(0, 1)), means over dimensions as well."""
-        observations, actions = batch["observations"], batch["actions"]
-        mean, log_std = encoded(self.apply("autoencoder", autoencoder, "encode", observations, actions))
-        decoded = self.apply("autoencoder", autoencoder, "decode", observations, latent(mean, log_std, key))
-        kl = divergence(mean, log_std).mean()
-        loss = (decoded - actions).square().mean() + self.config.kl_weight * kl
+        apply = partial(self.apply, "autoencoder", autoencoder)
+        error, kl = errors(apply, batch["observations"], batch["actions"], key)
+        loss = error + self.config.kl_weight * kl
         return loss, {"autoencoder/loss": loss, "autoencoder/kl": kl}
 
     def safe(self, costs: Params, observations: Tensor, actions: Tensor) -> Tensor:

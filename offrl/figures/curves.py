@@ -23,7 +23,7 @@ from offrl.figures.style import (
     thousands,
     with_colours,
 )
-from offrl.runs.log import FIXED
+from offrl.runs.log import OWN_COLUMNS
 from offrl.runs.record import CURVE, GRID, SCORES
 from offrl.runs.run import SavedRun
 from offrl.runs.tables import Result
@@ -47,7 +47,7 @@ def read_curves(path: Path, column: str) -> dict[Values, Curves]:
         rows = read(path)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    fields = [name for name in rows[0] if name not in FIXED] if rows else []
+    fields = [name for name in rows[0] if name not in OWN_COLUMNS] if rows else []
     points: dict[Values, Curves] = {}
     for row in rows:
         if row.get(column):

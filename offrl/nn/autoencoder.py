@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,10 @@ def divergence(mean: Tensor, log_std: Tensor) -> Tensor:
     return -0.5 * (1.0 + 2.0 * log_std - mean.square() - (2.0 * log_std).exp()).mean(-1)
 
 
-def latent(mean: Tensor, log_std: Tensor, key: Tensor) -> Tensor:
-    """A reparametrised sample."""
-    return mean + log_std.exp() * rng.normal(key, tuple(mean.shape))
+def errors(
+    apply: Callable[[str, Tensor, Tensor], Tensor], observations: Tensor, actions: Tensor, key: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(mean squared error of decoded actions, mean divergence), [] each. apply: the autoencoder with its parameters."""
+    mean, log_std = encoded(apply("encode", observations, actions))
+    z = mean + log_std.exp() * rng.normal(key, tuple(mean.shape))
+    return (apply("decode", observations, z) - actions).square().mean(), divergence(mean, log_std).mean()

@@ -30,7 +30,7 @@ SCORE_COLUMNS = (
     "env_id", "packages", "reference", "scored_by",
     "discounted_mean", "q_overestimation", "success_by_task",
 )  # fmt: skip
-FIXED = (*SCORE_COLUMNS, *COSTS)  # all columns but those of a grid's fields
+OWN_COLUMNS = {*SCORE_COLUMNS, *COSTS}  # all but those of a grid
 EPISODES = "episodes.jsonl"  # the single episodes behind scores.csv
 BOARD = {  # what TensorBoard calls the columns of scores.csv
     "eval/return": "return_mean", "eval/length": "length_mean", "eval/success": "success", "eval/score": "score",
@@ -169,7 +169,7 @@ class RunLog:
         self.run_dir = Path(run_dir)
         self.replicas = tuple(replicas)
         fields = [field for field, _ in self.replicas[0].values]
-        if clashes := set(fields) & set(FIXED):
+        if clashes := set(fields) & OWN_COLUMNS:
             raise UserError(
                 f"grid.{min(clashes)}: scores.csv has another column of that name; rename that field of the algorithm"
             )

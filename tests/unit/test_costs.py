@@ -252,7 +252,7 @@ def test_first_observations_count_each_episode_alike() -> None:
 
 @pytest.mark.parametrize("name", ["algo.cost_limit", "grid.cost_limit"])
 def test_a_limit_for_an_algorithm_without_costs(name: str) -> None:
-    cure = r"It is a setting of awac, cdt, .*: choose one of them or keep cheap episodes, dataset.keep="
+    cure = r"It is a setting of awac, .*, cdt, .*: choose one of them or keep cheap episodes, dataset.keep="
     for check in (compose, rehearse):
         with pytest.raises(UserError, match=rf"unknown setting '{name}'. {cure}"):
             check({"dataset": "-", "algo": "bc", name: [10, 20] if name.startswith("grid") else 10})

@@ -22,7 +22,8 @@ from offrl.settings.field import setting
 
 COSTS = 2  # critics of costs, whatever the number of the others
 
-# of a batch: the policy's actions [B, A] at its next observations; discrete: their log probabilities [B, K]
+# of a batch: the policy's actions [B, A], or several [M, B, A], at its next observations; discrete: their log
+# probabilities [B, K]
 PolicyOf = Callable[[Batch], Tensor]
 
 
@@ -115,11 +116,14 @@ class CostCritic(Critic):
         return (costs.amax(0) if self.config.cost_pessimism == "max" else costs.amin(0)).clamp(min=0.0)
 
     def cost(self, params: Params, observations: Tensor, policy: Tensor) -> Tensor:
-        """Q_c [B] of actions [B, A]; discrete: its mean under a policy's log probabilities [B, K]."""
+        """Q_c [B] of actions [B, A], or of the dearest of actions [M, B, A]; discrete: its mean under a policy's log
+        probabilities [B, K].
+        """
         if self.spec.discrete:
             costs = self.head.mean(self.logits_of_all(params, observations))
             return (policy.exp() * self.pessimistic(costs)).sum(-1)
-        return self.pessimistic(self.q(params, observations, policy))
+        costs = self.pessimistic(self.q(params, observations, policy))
+        return costs if costs.ndim == 1 else costs.amax(0)
 
     def target(self, batch: Batch, next_cost: Tensor) -> Tensor:
         """c + g Q_c(s', a'), of windows as `discounted` has it; after a terminal step nothing follows, or its own cost
