@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import gymnasium as gym
 import numpy as np
-from gymnasium import spaces
 
 from offrl.envs.drawn import LIMIT, WORLDS, DrawnEnvironment
-from offrl.envs.generated import Info, raw_data, register_generated, side_by_side
+from offrl.envs.generated import raw_data, register_generated, side_by_side
+from offrl.tasks.perturbed import Delay
 from offrl.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -18,25 +18,6 @@ if TYPE_CHECKING:
 DELAY = 3  # steps
 EPISODES = 400  # of the data
 NOISE = (0.0, 0.1, 0.2, 0.4)  # share of the steps of an episode of the data in which a push takes the place of control
-
-
-class Delay(gym.Wrapper):
-    """An environment of continuous actions in which an action acts `delay` steps later; until the first does, the
-    middle of their range acts."""
-
-    def __init__(self, env: gym.Env, delay: int) -> None:
-        super().__init__(env)
-        self.delay, self.waiting = delay, list[np.ndarray]()
-
-    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
-        space = self.env.action_space
-        assert isinstance(space, spaces.Box)
-        self.waiting = [(space.low + space.high) / 2] * self.delay
-        return self.env.reset(seed=seed, options=options)
-
-    def step(self, action: np.ndarray) -> Any:
-        self.waiting.append(np.array(action))  # a caller may write over its own
-        return self.env.step(self.waiting.pop(0))
 
 
 def pendulum(delay: int = DELAY, render_mode: str | None = None) -> Delay:

@@ -128,34 +128,46 @@ def _parts(name: str) -> tuple[str, str, str]:
     return kind, *parameter.rpartition(".")[::2]
 
 
+class Delay(gym.Wrapper):
+    """An environment of continuous actions in which an action acts `delay` steps later; until the first does, the
+    middle of their range acts.
+    """
+
+    def __init__(self, env: gym.Env, delay: int) -> None:
+        super().__init__(env)
+        self.delay = delay
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        space: Any = self.action_space
+        middle = np.where(space.is_bounded(), 0.5 * (space.low + space.high), 0.0).astype(space.dtype)
+        self.pending = deque([middle] * self.delay)
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self.pending.append(np.array(action))  # a caller may write over its own
+        return self.env.step(self.pending.popleft())
+
+
 class PerturbedEnv(gym.Wrapper):
     """An environment with forces on its bodies, with sensors that err, and actions that come late.
 
-    The random numbers of sensors follow from the episode's seed alone, whatever the perturbation. Before the first
-    action arrives the middle of the actions' range is applied.
+    The random numbers of sensors follow from the episode's seed alone, whatever the perturbation.
     """
 
     def __init__(self, env: gym.Env, perturbation: Perturbation) -> None:
-        super().__init__(env)
         values = perturbation.values
+        super().__init__(Delay(env, int(values["delay"])) if values.get("delay") else env)
         self.forces = [(*_parts(name), value) for name, value in values.items() if name.startswith(FORCES)]
         self.noise, self.dropout = values.get("noise", 0.0), values.get("dropout", 0.0)
-        self.delay, self.deviations = int(values.get("delay", 0)), perturbation.deviations
+        self.deviations = perturbation.deviations
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
         self.random = np.random.default_rng(None if seed is None else (seed, NOISE))
         self.t, self.shown = 0, None
-        if self.delay:
-            space: Any = self.action_space
-            middle = np.where(space.is_bounded(), 0.5 * (space.low + space.high), 0.0).astype(space.dtype)
-            self.pending = deque([middle] * self.delay)
         return self._sensed(observation), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        if self.delay:
-            self.pending.append(action)
-            action = self.pending.popleft()
         if self.forces:
             self._push()
         self.t += 1

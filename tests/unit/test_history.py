@@ -359,7 +359,7 @@ def test_data_of_a_delayed_plant_are_what_its_environment_does() -> None:
     moved = Delay(env.unwrapped, 2)
     moved.reset(seed=1)
     moved.step(np.ones(1, np.float32))
-    assert [float(a[0]) for a in moved.waiting] == [0.0, 1.0]
+    assert [float(a[0]) for a in moved.pending] == [0.0, 1.0]
 
 
 def test_the_delayed_pendulum_s_delay_is_found() -> None:
