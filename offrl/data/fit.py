@@ -224,6 +224,5 @@ def refuse_streams(dataset: Dataset, reader: str, cure: str) -> None:
 
 def seen_besides(spec: DataSpec) -> str:
     """What networks see besides the numbers of single observations: the names of streams, or the window."""
-    if spec.windowed:
-        return f"windows of {spec.history} observations and {spec.history_actions} actions"
-    return ", ".join(stream.name for stream in spec.streams)
+    window = f"windows of {spec.history} observations and {spec.history_actions} actions"
+    return ", ".join([*[window] * spec.windowed, *(stream.name for stream in spec.streams)])
