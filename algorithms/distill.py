@@ -52,19 +52,19 @@ class DistillConfig:
         "with all terms; mlp: a small network",
         choices=("tree", "trees", "sindy", "linear", "mlp"),
     )
-    max_depth: int = setting(6, "tree, trees: most questions on the way to a leaf", low=1, high=12, structural=True)
-    trees: int = setting(100, "trees: how many", low=2, structural=True)
+    max_depth: int = setting(6, "tree, trees: most questions on the way to a leaf", low=1, high=12)
+    trees: int = setting(100, "trees: how many", low=2)
     shrinkage: float = setting(0.1, "trees: what each tree counts", low=1e-3, high=1.0, shared=True)
-    degree: int = setting(2, "sindy: highest degree of the products of observations", low=1, high=4, structural=True)
+    degree: int = setting(2, "sindy: highest degree of the products of observations", low=1, high=4)
     angles: list[int] = setting([], "sindy: numbers of observations, in radians, whose sine and cosine are terms too")
     threshold: float = setting(
         7e-3, "sindy: a term's smallest effect, in standard deviations of the action", low=0.0, high=1.0, shared=True
     )
     hidden: list[int] = setting([32], "mlp: widths of the hidden layers", low=1)
-    updates: int = setting(20_000, "mlp: steps of Adam with a cosine schedule", low=1, structural=True)
+    updates: int = setting(20_000, "mlp: steps of Adam with a cosine schedule", low=1)
     learning_rate: float = setting(3e-3, "mlp: Adam's learning rate", low=0.0)
     batch_size: int = setting(256, "mlp: rows in a batch", low=1)
-    rows: int = setting(100_000, "most rows that a student is fitted to", low=10, structural=True)
+    rows: int = setting(100_000, "most rows that a student is fitted to", low=10)
     test_share: float = setting(
         0.1, "share of the episodes that are kept apart for the fidelity", low=0.01, high=0.5, shared=True
     )

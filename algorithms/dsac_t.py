@@ -51,7 +51,9 @@ class DSACT(SoftActorCritic[DSACTConfig]):
     next value, both critics learn from the one whose mean is smaller, and rows are weighted by the deviation.
     """
 
-    traits = replace(SoftActorCritic.traits, targets=("critic", "actor"), period=2, actions=("continuous",))
+    traits = replace(
+        SoftActorCritic.traits, targets=("critic", "actor"), period=2, actions=("continuous",), n_step=False
+    )
     actor_form: ClassVar[dict[str, Any]] = {"log_std_min": -20.0, "log_std_max": 0.5}
 
     def modules(self) -> dict[str, nn.Module]:

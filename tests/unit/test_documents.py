@@ -136,6 +136,7 @@ def test_pages_of_the_algorithms_state_losses_and_measurements() -> None:
     """Equations by hand or the losses' docstrings; what learns by likelihood alone or plans has none."""
     pages = {path.stem: path.read_text() for path in (DOCS / "algorithms").glob("*.md")}
     assert {n for n, text in pages.items() if not re.search("^## (Equations|Losses)$", text, re.M)} <= {
+        "distill",
         "dynamics",
         "morel",
         "pets",

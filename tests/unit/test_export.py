@@ -438,7 +438,7 @@ def test_policies_that_draw_otherwise_are_refused(tmp_path: Path, monkeypatch: p
     with pytest.raises(UserError, match=r"of shape \(6, 2\) for 3 observations and \(10, 2\) for 5"):
         export_policy(policy, tmp_path / "p.pt2", "pt2")
     monkeypatch.setattr(MemorylessActor, "act", several)
-    for format in SUFFIX:
+    for format in ("onnx", "pt2"):
         result = export_policy(policy, tmp_path / f"p{SUFFIX[format]}", format)
         shapes = [(i["name"], i["shape"]) for i in result.metadata["inputs"]]
         assert shapes[1:] == [("noise_0", [3, "batch", 2]), ("noise_1", ["batch", 2])]
