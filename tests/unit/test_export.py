@@ -141,14 +141,14 @@ def test_files_agree_with_numpy_in_a_process_without_offrl(policies: list[str], 
     given: dict[Path, dict[str, np.ndarray]] = {}
     for name in policies:
         policy = trained(name, **({"policy": "tanh_gaussian"} if name == "bc" else {}))
-        for format in SUFFIX:
+        for format in ("onnx", "pt2"):
             result = export_policy(policy, tmp_path / name / f"p{SUFFIX[format]}", format)
             assert result.check.passed and result.check.largest < 1e-5
             expected[result.path], given[result.path] = by_numpy(policy, observations), {"observations": observations}
         assert np.ptp(expected[result.path], axis=0).min() > 0.1
     discrete = trained("iql", DISCRETE)
     states = draw.normal(size=(300, 4)).astype(np.float32)
-    for format in SUFFIX:
+    for format in ("onnx", "pt2"):
         result = export_policy(discrete, tmp_path / "discrete" / f"p{SUFFIX[format]}", format)
         expected[result.path], given[result.path] = mlp(discrete, states).argmax(1), {"observations": states}
         assert len(set(expected[result.path].tolist())) > 1
