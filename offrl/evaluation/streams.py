@@ -106,7 +106,9 @@ def tensors_of(rows: np.ndarray, spec: DataSpec) -> dict[str, Tensor]:
     """Rows [B] by stream, the vector, or a whole window of vectors and actions, normalised."""
     shapes = {s.name: s.shape for s in spec.streams}
     parts = {n: rows[n] for n in rows.dtype.names} if rows.dtype.names else {VECTOR: rows.astype(np.float32)}
-    out = {n: torch.from_numpy(np.ascontiguousarray(sized(x, shapes.get(n, ())))) for n, x in parts.items()}
+    out = {
+        n: torch.from_numpy(np.require(sized(x, shapes.get(n, ())), requirements=["C", "W"])) for n, x in parts.items()
+    }
     if VECTOR in out:
         check_offsets(out[VECTOR], spec)
         width = out[VECTOR].shape[-1]
