@@ -29,7 +29,6 @@ WEIGHTS = (0.1, 10.0)  # of rows: smallest and largest
 @defaults(
     hidden=[256, 256, 256],
     activation="gelu",
-    value_head="gaussian",
     learning_rate=1e-4,
     entropy_learning_rate=3e-4,
     entropy_weight=math.e,
@@ -38,6 +37,7 @@ class DSACTConfig(SoftSettings, RiskSettings):
     """Settings of DSAC-T; the defaults are the authors' code's."""
 
     name: str = "dsac_t"
+    value_head: str = setting("gaussian", "critics of a mean and a deviation", choices=("gaussian",))
     exact: bool = setting(
         False,
         "the deviation's target is the mean square, which it is of a Gaussian; false: half of it, as in the authors' "
@@ -58,10 +58,9 @@ class DSACT(SoftActorCritic[DSACTConfig]):
 
     def modules(self) -> dict[str, nn.Module]:
         c = self.config
-        if c.value_head != "gaussian" or c.max_target_actions > 1 or c.n_step > 1:
+        if c.max_target_actions > 1 or c.n_step > 1:
             raise UserError(
-                "dsac_t has critics of a mean and a deviation, and looks one step ahead with one action: leave "
-                "algo.value_head, algo.max_target_actions and algo.n_step as they are"
+                "dsac_t looks one step ahead with one action: leave algo.max_target_actions and algo.n_step as they are"
             )
         return super().modules()
 

@@ -86,7 +86,9 @@ def test_the_width_is_a_running_mean_and_the_actor_moves_every_second_time() -> 
     assert {"critic/width", "entropy/weight", "actor/loss"} <= set(metrics)
 
 
-def test_another_head_is_refused() -> None:
+def test_another_head_and_windows_are_refused() -> None:
     kind = registry.get("algo", "dsac_t")
-    with pytest.raises(UserError, match="dsac_t has critics of a mean and a deviation"):
-        kind(kind.Config(value_head="scalar"), SPEC)
+    with pytest.raises(UserError, match="value_head=scalar is not allowed; choose one of gaussian"):
+        check(kind.Config(value_head="scalar"))
+    with pytest.raises(UserError, match="dsac_t looks one step ahead with one action"):
+        kind(kind.Config(n_step=3), SPEC)
