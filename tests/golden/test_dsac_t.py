@@ -11,6 +11,7 @@ from offrl.algorithm import TrainState
 from offrl.algorithms.dsac_t import DSACT, distribution_loss
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
+from offrl.settings.field import check
 
 SPEC = DataSpec((2,), 1, action_low=(-1.0,), action_high=(1.0,))
 
