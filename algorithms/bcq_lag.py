@@ -15,7 +15,7 @@ from offrl.algorithm import Actor, Algorithm, Batch, Carry, Loss, Params, TrainS
 from offrl.families.critics import ConstraintSettings, Critic, Values, WithCritic
 from offrl.families.generative.settings import greedy_field
 from offrl.nn import MLP
-from offrl.nn.autoencoder import ActionAutoencoder, errors
+from offrl.nn.autoencoder import ActionAutoencoder, autoencoder_loss
 from offrl.registry import register
 from offrl.settings.field import defaults, setting
 
@@ -87,9 +87,7 @@ class BCQLag(WithCritic, Algorithm[BCQLagConfig]):
     def autoencoder_loss(self, autoencoder: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |decode(s, z) - a|^2 + beta KL(z | N(0, 1)), means over dimensions as well."""
         apply = partial(self.apply, "autoencoder", autoencoder)
-        error, kl = errors(apply, batch["observations"], batch["actions"], key)
-        loss = error + self.config.kl_weight * kl
-        return loss, {"autoencoder/loss": loss, "autoencoder/kl": kl}
+        return autoencoder_loss(apply, batch["observations"], batch["actions"], key, self.config.kl_weight)
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor, actions: Tensor) -> Loss:
         """E (r + gamma max_k [0.75 min_j Q'_j(s', a'_k) + 0.25 max_j Q'_j(s', a'_k)] - Q_i(s, a))^2, summed over

@@ -14,7 +14,7 @@ from offrl import rng
 from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, TransitionSampler, Tree, Update
 from offrl.families.critics import CostCritic, CostSettings, Critic, Values, WithCritic
 from offrl.nn import TanhGaussian
-from offrl.nn.autoencoder import ActionAutoencoder, divergence, encoded, errors
+from offrl.nn.autoencoder import ActionAutoencoder, autoencoder_loss, divergence, encoded
 from offrl.registry import register
 from offrl.settings.field import defaults, setting
 
@@ -76,9 +76,7 @@ class CPQ(WithCritic, Algorithm[CPQConfig]):
     def autoencoder_loss(self, autoencoder: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |decode(s, z) - a|^2 + beta KL(z | N(0, 1)), means over dimensions as well."""
         apply = partial(self.apply, "autoencoder", autoencoder)
-        error, kl = errors(apply, batch["observations"], batch["actions"], key)
-        loss = error + self.config.kl_weight * kl
-        return loss, {"autoencoder/loss": loss, "autoencoder/kl": kl}
+        return autoencoder_loss(apply, batch["observations"], batch["actions"], key, self.config.kl_weight)
 
     def safe(self, costs: Params, observations: Tensor, actions: Tensor) -> Tensor:
         """1 [B] where Q_c(s, a) is within the threshold, else 0."""

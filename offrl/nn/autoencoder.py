@@ -41,10 +41,14 @@ def divergence(mean: Tensor, log_std: Tensor) -> Tensor:
     return -0.5 * (1.0 + 2.0 * log_std - mean.square() - (2.0 * log_std).exp()).mean(-1)
 
 
-def errors(
-    apply: Callable[[str, Tensor, Tensor], Tensor], observations: Tensor, actions: Tensor, key: Tensor
-) -> tuple[Tensor, Tensor]:
-    """(mean squared error of decoded actions, mean divergence), [] each. apply: the autoencoder with its parameters."""
+def autoencoder_loss(
+    apply: Callable[[str, Tensor, Tensor], Tensor], observations: Tensor, actions: Tensor, key: Tensor, kl_weight: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """E |decode(s, z) - a|^2 + beta KL(z | N(0, 1)), means over dimensions as well, and metrics. apply: the autoencoder
+    with its parameters.
+    """
     mean, log_std = encoded(apply("encode", observations, actions))
     z = mean + log_std.exp() * rng.normal(key, tuple(mean.shape))
-    return (apply("decode", observations, z) - actions).square().mean(), divergence(mean, log_std).mean()
+    kl = divergence(mean, log_std).mean()
+    loss = (apply("decode", observations, z) - actions).square().mean() + kl_weight * kl
+    return loss, {"autoencoder/loss": loss, "autoencoder/kl": kl}
