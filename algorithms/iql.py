@@ -10,16 +10,9 @@ from torch import Tensor, nn
 
 from offrl import losses
 from offrl.actor import Actor, MemorylessActor, NoisyActor
-from offrl.algorithm import Algorithm, Batch, Loss, Metrics, Params, TrainState, Update
-from offrl.families.critics import (
-    ActorScheduleSettings,
-    ConstraintSettings,
-    Critic,
-    InSampleConstraint,
-    Value,
-    Values,
-    WithCritic,
-)
+from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Update
+from offrl.families.critics import ActorScheduleSettings, ConstraintSettings, Critic, Value, Values
+from offrl.families.in_sample import WeightedImitation
 from offrl.nn import Deterministic, make_policy
 from offrl.registry import register
 from offrl.settings.field import defaults, setting
@@ -52,19 +45,16 @@ class IQLConfig(ActorScheduleSettings, ConstraintSettings):
 
 
 @register("algo", "iql")
-class IQL(WithCritic, Algorithm[IQLConfig]):
+class IQL(WeightedImitation, Algorithm[IQLConfig]):
     """Expectile V, one-step Q, advantage-weighted policy: no action outside the data is ever evaluated."""
-
-    constraint_class = InSampleConstraint
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         self.value = Value(c, s)
         form = {"activation": c.activation, "dropout": c.dropout, "init": c.init}
         actor = make_policy(c.policy, s.observation_dim, s.action_dim, s.num_actions, c.hidden, **form)
-        self.critic = Critic(c, s)
-        modules = {"value": self.value.network, "actor": actor, "critic": self.critic.network}
-        return {**modules, **self.cost_modules()}
+        self.critic = critic = Critic(c, s)
+        return {"value": self.value.network, "actor": actor, "critic": critic.network, **self.cost_modules()}
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> Loss:
         """E |tau - 1(Q - V < 0)| (Q - V)^2 (equation 5)."""
@@ -84,15 +74,6 @@ class IQL(WithCritic, Algorithm[IQLConfig]):
         dist = self.apply("actor", actor, batch["observations"], key)
         loss = (weight * self.policy.bc_loss(dist, batch["actions"])).mean()
         return loss, {"actor/loss": loss, **metrics}
-
-    def weights(self, state: TrainState, batch: Batch, q: Tensor) -> tuple[Tensor, Metrics]:
-        """min(exp(beta (Q - V)), cap) [B], of which a limit of costs lowers Q - V where these are high."""
-        advantage = q - self.value(state.params["value"], batch["observations"]).mean
-        advantage, costs = self.limited_advantage(
-            advantage, state, batch, lambda limit: limit.policy_cost(state, batch["observations"])
-        )
-        weight = losses.advantage_weight(advantage, self.config.temperature, self.config.max_weight)
-        return weight, {"actor/advantage": advantage.mean(), "actor/weight": weight.mean(), **costs}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         q = self.critic.min_q(self.critic.target_critics(state, key), batch["observations"], batch["actions"])

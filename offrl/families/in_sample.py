@@ -84,24 +84,50 @@ def expectile_loss(
     return loss, {"value/loss": loss, "value/v": v.mean.mean()}
 
 
+# ---- policies by advantage-weighted imitation
+
+
+class WeightedImitation(WithCritic):
+    """What algorithms share that have V, and whose policy imitates the data's actions weighted by exponential
+    advantages.
+    """
+
+    constraint_class = InSampleConstraint
+    value: Value
+
+    def weights(self, state: TrainState, batch: Batch, q: Tensor) -> tuple[Tensor, Metrics]:
+        """min(exp(temperature (Q - V)), cap) [B], of which a limit of costs lowers Q - V where these are high."""
+        advantage = q - self.value(state.params["value"], batch["observations"]).mean
+        advantage, costs = self.limited_advantage(
+            advantage, state, batch, lambda limit: limit.policy_cost(state, batch["observations"])
+        )
+        weight = losses.advantage_weight(advantage, self.config.temperature, self.config.max_weight)
+        return weight, {"actor/advantage": advantage.mean(), "actor/weight": weight.mean(), **costs}
+
+
 # ---- steep losses of V (XQL, f-DVL, ReCOIL)
 
 
-class SteepValue(WithCritic, Algorithm[ConfigT]):
+class SteepValue(WeightedImitation, Algorithm[ConfigT]):
     """XQL and its relatives, each of which has its own loss of V: critics by Huber's loss, a policy by weighted
     imitation. Modules: value, actor, critic.
     """
 
-    constraint_class = InSampleConstraint
-
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         self.value = Value(c, s, layer_norm=c.value_layer_norm, norm_first=True)  # as the authors' code
-        form = {"activation": c.activation, "dropout": c.dropout, "init": c.init}
-        actor = make_policy(c.policy, s.observation_dim, s.action_dim, s.num_actions, c.hidden, **form)
-        self.critic = Critic(c, s)
-        modules = {"value": self.value.network, "actor": actor, "critic": self.critic.network}
-        return {**modules, **self.cost_modules()}
+        actor = make_policy(
+            c.policy,
+            s.observation_dim,
+            s.action_dim,
+            s.num_actions,
+            c.hidden,
+            activation=c.activation,
+            dropout=c.dropout,
+            init=c.init,
+        )
+        self.critic = critic = Critic(c, s)
+        return {"value": self.value.network, "actor": actor, "critic": critic.network, **self.cost_modules()}
 
     @abstractmethod
     def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Tensor) -> Loss:
@@ -119,18 +145,9 @@ class SteepValue(WithCritic, Algorithm[ConfigT]):
         loss = (weight * self.policy.bc_loss(dist, batch["actions"])).mean()
         return loss, {"actor/loss": loss, **metrics}
 
-    def weights(self, state: TrainState, batch: Batch, q: Tensor) -> tuple[Tensor, Metrics]:
-        """min(exp(temperature (Q - V)), cap) [B], of which a limit of costs lowers Q - V where these are high."""
-        advantage = q - self.value(state.params["value"], batch["observations"]).mean
-        advantage, costs = self.limited_advantage(
-            advantage, state, batch, lambda limit: limit.policy_cost(state, batch["observations"])
-        )
-        weight = losses.advantage_weight(advantage, self.config.temperature, self.config.max_weight)
-        return weight, {"actor/advantage": advantage.mean(), "actor/weight": weight.mean(), **costs}
-
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         target_critics = self.critic.target_critics(state, key)
-        value: Metrics = {}
+        value = Metrics()
         q = self.critic.min_q(target_critics, batch["observations"], batch["actions"]).mean
         for i in range(self.config.value_updates):
             inputs = value_batch(self.config, self.critic, target_critics, batch, q, rng.fold_in(key, 200 + i))
