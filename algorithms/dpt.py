@@ -113,13 +113,13 @@ class DPTActor(Actor):
     """Policy conditioned on the transitions so far. A carry is a `ContextMemory`, which outlives episodes."""
 
     algorithm: DPT
+    remembers_actions = True
 
     def start(self, episodes: int) -> Carry:
         observation = torch.zeros(episodes, 0, self.algorithm.spec.observation_dim)
-        actions = torch.zeros(episodes, 0, self.algorithm.spec.encoded_action_dim)
         transitions = {
             "observations": observation,
-            "actions": actions,
+            "actions": torch.zeros(episodes, 0, self.algorithm.spec.encoded_action_dim),
             "next_observations": observation,
             "rewards": torch.zeros(episodes, 0),
         }

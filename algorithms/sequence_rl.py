@@ -136,7 +136,7 @@ class RolledOutActor(Actor):
     """Policy that plays D actions from one observation, whatever happens meanwhile."""
 
     algorithm: SequenceRL
-    resettable = True
+    resettable = remembers_actions = True
 
     @property
     def action_steps(self) -> int:
@@ -148,8 +148,8 @@ class RolledOutActor(Actor):
         return steps
 
     def start(self, episodes: int) -> Carry:
-        device, width = self.state.step.device, self.algorithm.spec.action_dim
-        actions = torch.zeros(episodes, self.action_steps, width, device=device)
+        device = self.state.step.device
+        actions = torch.zeros(episodes, self.action_steps, self.algorithm.spec.action_dim, device=device)
         return OpenLoop(actions, torch.zeros(episodes, dtype=torch.int64, device=device), actions[:, 0])
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:

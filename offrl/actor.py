@@ -60,6 +60,8 @@ class Actor(ABC):
 
     # True: the shapes of its carry stay the same, so that some of its episodes may `begin_anew` while others go on
     resettable = False
+    # True: the actions that it chose enter its later decisions, so that no others may be played in their place
+    remembers_actions = False
 
     @property
     def action_steps(self) -> int:

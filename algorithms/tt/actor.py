@@ -36,6 +36,7 @@ class TTActor(Actor):
     """
 
     algorithm: TT
+    remembers_actions = True
 
     def __init__(self, algorithm: TT, state: TrainState) -> None:
         super().__init__(algorithm, state)

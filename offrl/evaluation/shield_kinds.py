@@ -232,6 +232,7 @@ class ShieldSettings:
             "discrete actions": spec.discrete,
             "images": spec.streams,
             "windows": spec.windowed,
+            "a memory of the actions that it chose": policy.actor.remembers_actions,
         }
         if kind := next((kind for kind, present in kinds.items() if present), ""):
             raise UserError(

@@ -184,6 +184,7 @@ class SequenceActor(Actor):
     """Policy of the last K steps. A carry is a `History`."""
 
     algorithm: SequenceModel
+    remembers_actions = True
 
     def start(self, episodes: int) -> Carry:
         spec = self.algorithm.spec

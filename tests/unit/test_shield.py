@@ -257,6 +257,9 @@ def test_policies_that_no_shield_fits() -> None:
         ShieldSettings("rules.py:outside").of(
             TrainedPolicy(*(lambda a: (a, a.init(0), 0))(Case("bc", discrete=True).make()))
         )
+    sequences = Case("dt").make()
+    with pytest.raises(UserError, match="dt has a memory of the actions that it chose here"):
+        ShieldSettings("rules.py:outside").of(TrainedPolicy(sequences, sequences.init(0), 0))
     windows = Case("bc").make()
     windows.data_spec = dataclasses.replace(windows.data_spec, history_actions=2)
     with pytest.raises(UserError, match="bc has windows here"):
