@@ -41,18 +41,18 @@ def opened(path: Path, memory: str) -> float:
     """Seconds to open the file, into memory or mapped files, which the cache keeps."""
     from offrl.data import DatasetConfig, load_dataset
 
-    began = time.monotonic()
+    start = time.monotonic()
     load_dataset(DatasetConfig(name=str(path), memory=memory, cache_dir=str(path.parent / "cache")))
-    return time.monotonic() - began
+    return time.monotonic() - start
 
 
 def train(path: Path, memory: str, updates: int) -> tuple[float, float]:
     """(updates a second in the second half, largest anonymous memory in GB)."""
     runs, anonymous = path.parent / "runs", 0
-    words = ["algo=iql", f"dataset={path}", f"dataset.memory={memory}", f"dataset.cache_dir={path.parent / 'cache'}"]
-    words += ["encoder=drq", "dataset.frames=3", "seeds=1", f"steps={updates}", f"log_every={updates // 2}"]
-    words += ["eval.every=0", f"runs_dir={runs}"]
-    process = psutil.Popen([sys.executable, "-m", "offrl.cli", "train", *words], stdout=subprocess.DEVNULL)
+    settings = ["algo=iql", f"dataset={path}", f"dataset.memory={memory}", f"dataset.cache_dir={path.parent / 'cache'}"]
+    settings += ["encoder=drq", "dataset.frames=3", "seeds=1", f"steps={updates}", f"log_every={updates // 2}"]
+    settings += ["eval.every=0", f"runs_dir={runs}"]
+    process = psutil.Popen([sys.executable, "-m", "offrl.cli", "train", *settings], stdout=subprocess.DEVNULL)
     while process.poll() is None:
         text = Path(f"/proc/{process.pid}/status").read_text()
         anonymous = max(anonymous, int((text.split("RssAnon:") + ["0"])[1].split()[0]))
