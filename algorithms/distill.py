@@ -12,20 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import (
-    Algorithm,
-    Batch,
-    Dataset,
-    Params,
-    Requirement,
-    Sampler,
-    TrainConfig,
-    TrainState,
-    Traits,
-    Update,
-)
-from offrl.data.samplers.transitions import episode_of
+from offrl.algorithm import Dataset, Params, Requirement, TrainConfig, TrainState, Update
 from offrl.errors import UserError
+from offrl.families.fitted import FittedPolicy, FittedSettings
 from offrl.families.teacher import check_memoryless
 from offrl.nn.students import agreement, make_student
 from offrl.registry import register
@@ -37,7 +26,7 @@ END = 0.999  # of an action's range [-1, 1]: beyond it a target is not `inside`
 
 
 @dataclass
-class DistillConfig:
+class DistillConfig(FittedSettings):
     """Settings of the student."""
 
     name: str = "distill"
@@ -64,35 +53,11 @@ class DistillConfig:
     updates: int = setting(20_000, "mlp: steps of Adam with a cosine schedule", low=1)
     learning_rate: float = setting(3e-3, "mlp: Adam's learning rate", low=0.0)
     batch_size: int = setting(256, "mlp: rows in a batch", low=1)
-    rows: int = setting(100_000, "most rows that a student is fitted to", low=10)
-    test_share: float = setting(
-        0.1, "share of the episodes that are kept apart for the fidelity", low=0.01, high=0.5, shared=True
-    )
-
-
-@dataclass(frozen=True)
-class States:
-    """No batches: the observations of all rows, and which are fitted to."""
-
-    test_share: float
-
-    def prepare(self, dataset: Dataset) -> dict[str, Tensor]:
-        rows = torch.arange(len(dataset))
-        # whole episodes, spread evenly; of a single one rows
-        part = episode_of(dataset, rows.to(dataset.device)).cpu() if dataset.num_episodes > 1 else rows
-        test = ((part + 1) * self.test_share).floor() > (part * self.test_share).floor()
-        test = test if bool(test.any()) else part == part[-1]
-        return {"observations": dataset.flat("observations").float().cpu(), "test": test}
-
-    def __call__(self, source: Any, key: Tensor, batch_size: int) -> Batch:
-        return {}
 
 
 @register("algo", "distill")
-class Distill(Algorithm[DistillConfig]):
+class Distill(FittedPolicy[DistillConfig]):
     """A student of each seed of the teacher, fitted to its greedy actions at the data's states."""
-
-    traits = Traits(vectorized=False, cuda_graph=False, compiles=False)
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
@@ -129,38 +94,20 @@ class Distill(Algorithm[DistillConfig]):
     def modules(self) -> dict[str, nn.Module]:
         return {"actor": make_student(self.config, self.spec)}
 
-    def sampler(self) -> Sampler:
-        return States(self.config.test_share)
-
     def extra(self, params: dict[str, Params]) -> dict[str, Tensor]:
         """Fidelity on held-out rows, see `agreement`."""
         return {"r2": torch.zeros(()), "difference": torch.zeros(())}
 
-    @property
-    def every(self) -> int:
-        return 2**31  # once, before the first update
-
-    def refresh(self, state: TrainState, source: Any, key: Tensor, *, step: int) -> Update:
-        """The fit, and its fidelity."""
-        key, device = key.cpu(), state.step.device
-        train, test = (self._drawn(~source["test"], key), self._drawn(source["test"], rng.fold_in(key, 1)))
+    def fit(self, state: TrainState, source: Any, key: Tensor) -> Update:
+        """The student, and its fidelity."""
+        train, test = (self.drawn(~source["test"], key), self.drawn(source["test"], rng.fold_in(key, 1)))
         x = source["observations"][train]
         y = self.labels(state, x)
         net: Any = self.policy.net
         inside = (y.abs() < END) | self.spec.discrete
         begin = {name.removeprefix("net."): p.cpu() for name, p in state.params["actor"].items()}
-        params = net.fit(begin, x, y, inside, self.config, rng.fold_in(key, 2))
-        actor = {f"net.{name}": p.to(device) for name, p in params.items()}
-        state = state._replace(params={**state.params, "actor": actor})
-        fidelity = self.fidelity(state, source["observations"][test])
-        return state.with_extra(**{k: v.to(device) for k, v in fidelity.items()}), fidelity
-
-    def _drawn(self, allowed: Tensor, key: Tensor) -> Tensor:
-        """At most `rows` of the rows that are allowed, ascending."""
-        rows = torch.nonzero(allowed).squeeze(-1)
-        if len(rows) <= self.config.rows:
-            return rows
-        return rows[rng.uniform(key, (len(rows),)).argsort(stable=True)[: self.config.rows]].sort().values
+        state = self.with_policy(state, net.fit(begin, x, y, inside, self.config, rng.fold_in(key, 2)))
+        return state, self.fidelity(state, source["observations"][test])
 
     @torch.no_grad()
     def labels(self, state: TrainState, observations: Tensor) -> Tensor:
@@ -184,9 +131,3 @@ class Distill(Algorithm[DistillConfig]):
         acted = policy.act(None, observations.to(state.step.device), state.key, explore=False)[0].cpu()
         r2, difference = agreement(labels, self.spec.encode(acted), self.spec.discrete)
         return {"r2": r2, "difference": difference}
-
-    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        return state, {}
-
-    def finished(self, state: TrainState) -> Tensor:
-        return torch.ones_like(state.step, dtype=torch.bool)

@@ -1,4 +1,6 @@
-"""C code of a student of `offrl distill`: one function without state, memory or library but math.h."""
+"""C code of a small policy (`offrl distill`, `algo=gbrl_awr`): one function without state, memory or
+library but math.h.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,8 @@ def source(policy: TrainedPolicy) -> str:
     networks, spec = policy.algorithm.networks, policy.spec
     if not isinstance(student := networks.get("actor"), StudentPolicy):
         raise UserError(
-            f"format=c is for the small policies of offrl distill, and this one is of {policy.algorithm.config.name}: "
-            "offrl distill RUN into=tree makes one of it"
+            "format=c is for small policies (offrl distill, gbrl_awr), and this one is of "
+            f"{policy.algorithm.config.name}: offrl distill RUN into=tree makes one of it"
         )
     student = copy.deepcopy(student).requires_grad_(False)
     student.load_state_dict(policy.state.params["actor"])
@@ -54,7 +56,8 @@ def source(policy: TrainedPolicy) -> str:
     known = [f" * x[{i}]: {_comment(names[i]['name'])}" for i in range(observed) if names.get(i, {}).get("name")]
     kind = "double" if not isinstance(student.net, Trees) else "float"  # trees compare as the policy does, in float32
     lines = [
-        "/* A policy of offrl distill. Observations in the data's units, actions in the environment's.",
+        f"/* A policy of {policy.algorithm.config.name}. Observations are in the data's units, actions in the",
+        " * environment's.",
         *known,
         " */",
         "#include <math.h>",

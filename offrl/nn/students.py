@@ -77,12 +77,16 @@ class Trees(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, O] -> [B, A]."""
+        return self.each(x).sum(1)
+
+    def each(self, x: Tensor) -> Tensor:
+        """What each of T trees adds, [B, O] -> [B, T, A]."""
         tree = torch.arange(len(self.value), device=x.device)
         node = torch.zeros(x.shape[0], len(tree), dtype=torch.int64, device=x.device)
         for _ in range(self.depth):
             below = x.gather(1, self.feature[tree, node]) <= self.threshold[tree, node]
             node = 2 * node + 2 - below.to(torch.int64)
-        return self.value[tree, node - (2**self.depth - 1)].sum(1)
+        return self.value[tree, node - (2**self.depth - 1)]
 
     @property
     def size(self) -> tuple[int, str, int]:
@@ -91,11 +95,20 @@ class Trees(nn.Module):
         leaves = questions + len(self.value)
         return leaves, "leaves", 2 * questions + leaves * self.value.shape[-1]
 
-    def fit(self, params: Params, x: Tensor, y: Tensor, inside: Tensor, config: Any, key: Tensor) -> Params:
-        """CART by squared error; of several trees each is fitted to the residual of those before it, and counts
-        `shrinkage`
-        (gradient boosting, Friedman 2001). On one-hot targets the squared error is Gini's impurity. Raises UserError
-        without scikit-learn.
+    def fit(
+        self,
+        params: Params,
+        x: Tensor,
+        y: Tensor,
+        inside: Tensor,
+        config: Any,
+        key: Tensor,
+        weights: Tensor | None = None,
+        batch_size: int | None = None,
+    ) -> Params:
+        """CART by squared error, each row's times its weight [N]; of several trees each is fitted to the residual of
+        those before it, and counts `shrinkage` (gradient boosting, Friedman 2001), on `batch_size` rows drawn anew if
+        it is given. On one-hot targets the squared error is Gini's impurity. Raises UserError without scikit-learn.
         """
         try:
             from sklearn.tree import DecisionTreeRegressor
@@ -104,16 +117,21 @@ class Trees(nn.Module):
         parts = {name: p.clone() for name, p in params.items()}
         rows, count = x.numpy().astype(np.float32), len(parts["value"])
         y = y.double()
-        start = y.mean(0) if count > 1 else torch.zeros(y.shape[1])
-        residual = (y - start).numpy()
+        row_weights = None if weights is None else weights.numpy()
+        start = np.average(y.numpy(), 0, row_weights) if count > 1 else np.zeros(y.shape[1])
+        residual = y.numpy() - start
         for k in range(count):
             model = DecisionTreeRegressor(
                 max_depth=self.depth, min_samples_leaf=SMALLEST_LEAF, random_state=int(rng.randint(key, (1,), 2**31))
-            ).fit(rows, residual)
+            )
+            batch: Any = slice(None)
+            if batch_size is not None:
+                batch = rng.randint(rng.fold_in(key, k), (batch_size,), len(rows)).numpy()
+            model.fit(rows[batch], residual[batch], None if row_weights is None else row_weights[batch])
             scale = config.shrinkage if count > 1 else 1.0
             self._write({name: p[k] for name, p in parts.items()}, model.tree_, scale)
             residual = residual - scale * model.predict(rows).reshape(residual.shape)
-        parts["value"][0] += start
+        parts["value"][0] += torch.from_numpy(start)
         return parts
 
     def _write(self, parts: dict[str, Tensor], tree: Any, scale: float) -> None:

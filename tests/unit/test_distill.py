@@ -15,6 +15,7 @@ from torch import Tensor
 import offrl
 from offrl import registry, rng
 from offrl.algorithm import Algorithm, TrainState, Traits
+from offrl.algorithms.gbrl_awr import held_out_errors
 from offrl.cli.main import main
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
@@ -96,6 +97,34 @@ def test_trees_are_those_of_the_library(count: int) -> None:
         model = tree.DecisionTreeRegressor(max_depth=4, min_samples_leaf=1e-3, random_state=0)
         expected += scale * model.fit(x.numpy(), y.numpy() - expected).predict(x.numpy())
     np.testing.assert_allclose(net(x.float()).numpy(), expected, atol=1e-5)
+
+
+def test_trees_imitate_actions_by_their_advantage() -> None:
+    """gbrl_awr of one question: leaves are the weighted means of their rows' actions, and of more trees as many are
+    kept as predict held-out rows best.
+    """
+    pytest.importorskip("sklearn")
+    rows, kind = 1_000, registry.get("algo", "gbrl_awr")
+    draw = np.random.default_rng(0)
+    x, good = torch.from_numpy(draw.normal(size=(rows, 1))).float(), torch.arange(rows) % 2 == 0
+    y = torch.where(good[:, None], 0.5 * x.sign(), torch.zeros(1))  # a bad action is 0
+    source = {
+        "observations": x,
+        "actions": y,
+        "weights": torch.where(good, 3.0, 1.0),
+        "test": torch.arange(rows) >= 900,
+    }
+    dataset = from_arrays(x.numpy(), y.numpy(), np.zeros(rows, np.float32), truncations=np.arange(rows) == rows - 1)
+    config = kind.Config(trees=2, max_depth=1, shrinkage=1.0, batch_size=20_000)
+    algorithm = kind(config, dataset.spec)
+    state, metrics = algorithm.refresh(algorithm.init(0), source, KEY, step=0)
+    acted = TrainedPolicy(algorithm, state, 0).actor.act(None, torch.tensor([[-1.0], [1.0]]), KEY, explore=False)[0]
+    assert acted.flatten().tolist() == pytest.approx([-0.375, 0.375], abs=0.02)  # 3 of 4 parts of +-0.5
+    trees = Trees(1, 1, 2, 1)
+    trees.value.data = torch.tensor([[[1.0], [1.0]], [[-1.0], [-1.0]]])
+    errors = held_out_errors(trees, x[:2], torch.tensor([[0.0], [0.5]]), torch.tensor([3.0, 1.0]))
+    assert errors.tolist() == pytest.approx([(3 * 1.0 + 0.25) / 4, 0.25 / 4])
+    assert 1 <= float(metrics["trees"]) <= 2
 
 
 # ---- students of a teacher
@@ -246,7 +275,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_c_code_of_another_policy() -> None:
     kind = ALGORITHMS["bc"]
     algorithm = kind(kind.Config(), rows(False, False).spec)
-    with pytest.raises(UserError, match="format=c is for the small policies of offrl distill, and this one is of bc"):
+    with pytest.raises(UserError, match=r"format=c is for small policies .*, and this one is of bc"):
         c_code.source(TrainedPolicy(algorithm, algorithm.init(0), 0))
 
 
