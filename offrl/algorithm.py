@@ -170,7 +170,7 @@ class Algorithm(ABC, Generic[ConfigT]):
             self.networks = self._networks()
         # what makes the vector that other modules see of the data's observations, and the module whose loss trains it
         self.encoder: Streams | None = cast(Any, self.networks.get(ENCODER))
-        self.encoder_module = trained_by(spec, self.networks, self.traits.goal_conditioned) if self.encoder else ""
+        self.encoder_module = trained_by(spec, self.networks) if self.encoder else ""
 
     def _networks(self) -> dict[str, nn.Module]:
         """The modules, and last the encoder, so that the others' initial parameters do not depend on it."""

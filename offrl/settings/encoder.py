@@ -23,8 +23,8 @@ class EncoderConfig:
     width: int = setting(50, "numbers that networks see of an observation", low=1)
     trained_by: str = setting(
         "auto",
-        "the module whose loss trains it; auto: critic, of goals value, where there is one, else actor; own: each "
-        "network has an encoder of its own, and its target a copy; none: it stays as it was pretrained",
+        "the module whose loss trains it; auto: critic, else value, else actor; own: each network has an encoder of "
+        "its own, and its target a copy; none: it stays as it was pretrained",
     )
     fusion: str = setting(
         "late",

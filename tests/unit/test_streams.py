@@ -174,7 +174,7 @@ def test_the_encoder_does_not_move_the_other_modules_initial_numbers() -> None:
 def test_only_the_module_named_trains_it() -> None:
     dataset = data(encoder="drq")
     assert dataset.spec.encoder is not None
-    for module, moved in (("actor", True), ("value", True), ("critic", True)):
+    for module in ("actor", "critic"):
         settings = dataclasses.replace(dataset.spec.encoder, trained_by=module)
         chosen = dataclasses.replace(dataset, spec=dataclasses.replace(dataset.spec, encoder=settings))
         algorithm = make("iql", chosen)
@@ -183,10 +183,19 @@ def test_only_the_module_named_trains_it() -> None:
             trained(algorithm, chosen, [0], 1).params["encoder"]["trunk.0.weight"][0]
             - algorithm.init(0).params["encoder"]["trunk.0.weight"]
         )
-        assert bool(change.any()) is moved
-    settings = dataclasses.replace(dataset.spec.encoder, trained_by="critics")
-    with pytest.raises(UserError, match=r"encoder.trained_by=critics: the modules are value, actor, critic.*critic"):
-        make("iql", dataclasses.replace(dataset, spec=dataclasses.replace(dataset.spec, encoder=settings)))
+        assert change.any()
+    for module, message in (
+        ("critics", r"encoder.trained_by=critics: the modules are value, actor, critic.*critic"),
+        ("value", "V is fitted to Q, .* no reward keeps the encoder .*: critic, actor or own"),
+    ):
+        settings = dataclasses.replace(dataset.spec.encoder, trained_by=module)
+        with pytest.raises(UserError, match=message):
+            make("iql", dataclasses.replace(dataset, spec=dataclasses.replace(dataset.spec, encoder=settings)))
+
+
+@pytest.mark.parametrize(("algorithm", "module"), [("gciql", "critic"), ("gcivl", "value"), ("bc", "actor")])
+def test_the_loss_that_sees_rewards_trains_it(algorithm: str, module: str) -> None:
+    assert make(algorithm, data(encoder="drq")).encoder_module == module
 
 
 def policy(frames: int) -> tuple[TrainedPolicy, list[dict[str, np.ndarray]]]:

@@ -130,9 +130,10 @@ def encoded_spec(spec: DataSpec) -> DataSpec:
     )
 
 
-def trained_by(spec: DataSpec, modules: Collection[str], goals: bool) -> str:
+def trained_by(spec: DataSpec, modules: Collection[str]) -> str:
     """The module whose loss trains the encoder, of an algorithm with these; `OWN`: each trains its own; "": none does.
-    goals: it learns towards goals. Raises UserError where there is none of the name that the settings give.
+    Raises UserError where there is none of the name that the settings give, and for V beside Q: V's loss is least where
+    the encoder, and so Q, is constant.
     """
     assert spec.encoder is not None
     module, names = spec.encoder.trained_by, [name for name in modules if name != ENCODER]
@@ -141,14 +142,18 @@ def trained_by(spec: DataSpec, modules: Collection[str], goals: bool) -> str:
     if spec.encoder.fusion == "early":
         raise UserError("encoder.fusion=early is of encoders of the networks' own: encoder.trained_by=own")
     if module == "auto":
-        order = ("value", "critic", "actor") if goals else ("critic", "value", "actor")
-        return next((name for name in order if name in names), names[0])
+        return next((name for name in ("critic", "value", "actor") if name in names), names[0])
     if module == "none":
         return ""
     if module not in names:
         raise UserError(
             f"encoder.trained_by={module}: the modules are {', '.join(names)}; or own, none."
             f"{nearest(module, [*names, OWN])}"
+        )
+    if module == "value" and "critic" in names:
+        raise UserError(
+            "encoder.trained_by=value: V is fitted to Q, both of what the encoder makes, and no reward keeps the "
+            "encoder from making the same of all images: critic, actor or own"
         )
     return module
 
