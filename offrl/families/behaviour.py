@@ -79,13 +79,13 @@ ConfigT = TypeVar("ConfigT", bound=BehaviourSettings)
 
 class NearBehaviour(WithCritic, Algorithm[ConfigT]):
     """What BCQ (arXiv 1812.02900) and BEAR (arXiv 1906.00949) share: the autoencoder, the best of several actions of
-    the policy in targets, and a limit of costs, as in OSRL (arXiv 2306.09303).
+    the target policy in targets, and a limit of costs, as in OSRL (arXiv 2306.09303).
 
     Modules: critic, autoencoder, actor; with a limit cost_critic.
     """
 
     autoencoder: Autoencoder
-    traits = replace(WithCritic.traits, actions=("continuous",), observations="vector")
+    traits = replace(WithCritic.traits, targets=("critic", "actor"), actions=("continuous",), observations="vector")
 
     @abstractmethod
     def candidates(self, actor: Params, state: TrainState, observations: Tensor, key: Tensor) -> Tensor:
@@ -104,14 +104,15 @@ class NearBehaviour(WithCritic, Algorithm[ConfigT]):
         """The policy's loss."""
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        keys = rng.split(key, 4)
+        keys, target = rng.split(key, 4), state.target["actor"]
         state, metrics = self.descend(state, "autoencoder", self.autoencoder.loss, batch, keys[0])
 
         def following(rows: Batch) -> Tensor:
-            return self.candidates(state.params["actor"], state, rows["next_observations"], keys[1])
+            return self.candidates(target, state, rows["next_observations"], keys[1])
 
         state, critic = self.descend(state, "critic", self.critic_loss, batch, keys[2], following(batch))
         state = self.critic.regularised(state)
         state, actor = self.descend(state, "actor", self.actor_loss, batch, keys[3])
-        state, costs = self.learn_costs(self.polyak(state, "critic"), batch, following, actor)
+        state = self.polyak(self.polyak(state, "critic"), "actor")
+        state, costs = self.learn_costs(state, batch, following, actor)
         return state, {**metrics, **critic, **actor, **costs}

@@ -66,6 +66,14 @@ def test_targets_take_the_best_action_and_the_dearest() -> None:
     np.testing.assert_allclose(found.numpy(), costs, rtol=1e-4, atol=1e-6)
 
 
+def test_targets_are_of_the_target_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm, state = make()
+    policies, candidates = [], algorithm.candidates
+    monkeypatch.setattr(algorithm, "candidates", lambda actor, *x: policies.append(actor) or candidates(actor, *x))
+    algorithm.update(state, BATCH, KEY, phase=0)
+    assert [policy is state.target["actor"] for policy in policies] == [True, True]  # of values, of costs
+
+
 def test_actor_loss() -> None:
     """(-E Q + 2 E|Q| E (Q_c - 3) / 3) / 3 with the multiplier 2 and the threshold 4 * 0.75."""
     algorithm, state = make()
