@@ -143,8 +143,8 @@ class CPQ(WithCritic, Algorithm[CPQConfig]):
         state, critic = self.descend(state, "critic", self.critic_loss, batch, keys[2], actions)
         state = self.critic.regularised(state)
         samples = self.outside(state, batch["observations"], keys[3])
-        state = self.with_alpha(state, batch, *samples)
         state, costs = self.descend(state, "cost_critic", self.cost_critic_loss, batch, next_cost, *samples)
+        state = self.with_alpha(state, batch, *samples)
         state, actor = self.descend(state, "actor", self.actor_loss, batch, keys[4])
         state = self.polyak(self.polyak(state, "critic"), "cost_critic")
         return state, {**autoencoder, **critic, **costs, **actor}
