@@ -112,7 +112,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
     "iql": {"temperature": 10.0, "polyak": 0.05, "actor_schedule": "constant"},
     **{
         name: {"rollouts": 1000, "rollout_every": 100, "real_share": 0.75, **LEARNER}
-        for name in ("combo", "mobile", "mopo", "morel", "rambo")
+        for name in ("combo", "mobile", "mopo", "ogsrl", "morel", "rambo")
     },
     "lamo": {"dropout": 0.0, "context": 2, "layers": 1},
     # what promises more than this problem's best return, which the data hold, is the error of a small model: few of it
@@ -206,6 +206,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"sample_dropout": 0.5, "repeats": 4, "model_dropout": 0.4},
     ],
     "morel": [{"threshold": "quantile", "threshold_scale": 0.5}],
+    "ogsrl": [{"cost_limit": None, "cost_states": "first"}, {"cost_states": "first", "multiplier": "dual"}],
     "pets": [{"history": 2, "planner": "mppi", "penalty": 1.0, "plan_members": "drawn"}],
     "qc": [
         {"actor_type": "distil", "length": 3},
