@@ -5,16 +5,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from offrl import rng
 from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, TransitionSampler, Tree, Update
+from offrl.families.behaviour import Autoencoder, AutoencoderSettings
 from offrl.families.critics import CostCritic, CostSettings, Critic, Values, WithCritic
 from offrl.nn import TanhGaussian
-from offrl.nn.autoencoder import ActionAutoencoder, autoencoder_loss, divergence, encoded
+from offrl.nn.autoencoder import divergence
 from offrl.registry import register
 from offrl.settings.field import defaults, setting
 
@@ -23,7 +23,7 @@ LOG_ALPHA = -5.0, 5.0  # bounds of the logarithm of the weight of costs outside 
 
 @dataclass
 @defaults(cost_limit=10.0, learning_rate=1e-3, actor_learning_rate=1e-4, batch_size=512)
-class CPQConfig(CostSettings):
+class CPQConfig(AutoencoderSettings, CostSettings):
     """Settings of CPQ; the defaults are OSRL's for DSRL's tasks, but for `ood`."""
 
     name: str = "cpq"
@@ -43,8 +43,6 @@ class CPQConfig(CostSettings):
     )
     ood_scale: float = setting(1.5, "costs outside the data are raised to this times the threshold", low=0.0)
     ood_rate: float = setting(1e-4, "step of the logarithm of the weight by which they are raised", low=0.0)
-    autoencoder_hidden: list[int] = setting([400, 400], "widths of the autoencoder's hidden layers", low=1)
-    kl_weight: float = setting(0.5, "weight of the divergence in the autoencoder's loss", low=0.0)
 
 
 @register("algo", "cpq")
@@ -59,11 +57,11 @@ class CPQ(WithCritic, Algorithm[CPQConfig]):
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
-        self.critic, self.cost_critic = Critic(c, s), CostCritic(c, s)
+        self.critic, self.cost_critic, self.autoencoder = Critic(c, s), CostCritic(c, s), Autoencoder(c, s)
         return {
             "critic": self.critic.network,
             "cost_critic": self.cost_critic.network,
-            "autoencoder": ActionAutoencoder(s.observation_dim, s.action_dim, c.autoencoder_hidden),
+            "autoencoder": self.autoencoder.network,
             "actor": TanhGaussian(s.observation_dim, s.action_dim, c.hidden, activation=c.activation, init=c.init),
         }
 
@@ -72,11 +70,6 @@ class CPQ(WithCritic, Algorithm[CPQConfig]):
 
     def sampler(self) -> TransitionSampler:
         return TransitionSampler(("costs",), self.config.n_step)
-
-    def autoencoder_loss(self, autoencoder: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
-        """E |decode(s, z) - a|^2 + beta KL(z | N(0, 1)), means over dimensions as well."""
-        apply = partial(self.apply, "autoencoder", autoencoder)
-        return autoencoder_loss(apply, batch["observations"], batch["actions"], key, self.config.kl_weight)
 
     def safe(self, costs: Params, observations: Tensor, actions: Tensor) -> Tensor:
         """1 [B] where Q_c(s, a) is within the threshold, else 0."""
@@ -99,8 +92,7 @@ class CPQ(WithCritic, Algorithm[CPQConfig]):
         actions = mean + log_std.exp() * rng.normal(key, shape)
         actions = actions if self.config.ood == "osrl" else actions.tanh()
         inputs = observations.expand(len(actions), *observations.shape)
-        output = self.apply("autoencoder", state.params["autoencoder"], "encode", inputs, actions)
-        kl = divergence(*encoded(output))
+        kl = divergence(*self.autoencoder.encode(state.params["autoencoder"], inputs, actions))
         return actions, (kl >= quantile(kl, self.config.ood_quantile)).float()
 
     def outside_cost(self, costs: Params, observations: Tensor, actions: Tensor, outside: Tensor) -> Tensor:
@@ -144,15 +136,15 @@ class CPQ(WithCritic, Algorithm[CPQConfig]):
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         keys = rng.split(key, 5)
-        state, autoencoder = self.descend(state, "autoencoder", self.autoencoder_loss, batch, keys[0])
+        state, autoencoder = self.descend(state, "autoencoder", self.autoencoder.loss, batch, keys[0])
         observations = batch["next_observations"]
         actions = self.policy.sample(self.apply("actor", state.params["actor"], observations), keys[1])
         next_cost = self.cost_critic.cost(state.target["cost_critic"], observations, actions)
         state, critic = self.descend(state, "critic", self.critic_loss, batch, keys[2], actions)
         state = self.critic.regularised(state)
         samples = self.outside(state, batch["observations"], keys[3])
-        state = self.with_alpha(state, batch, *samples)
         state, costs = self.descend(state, "cost_critic", self.cost_critic_loss, batch, next_cost, *samples)
+        state = self.with_alpha(state, batch, *samples)
         state, actor = self.descend(state, "actor", self.actor_loss, batch, keys[4])
         state = self.polyak(self.polyak(state, "critic"), "cost_critic")
         return state, {**autoencoder, **critic, **costs, **actor}

@@ -22,7 +22,7 @@ from offrl.world_models.model_rollouts import (
     ModelSource,
 )
 from offrl.world_models.rollout import Imagined
-from offrl.world_models.uncertainty import measure, names, on_data
+from offrl.world_models.uncertainty import measure, names, on_data, quantile
 
 
 @dataclass
@@ -117,9 +117,7 @@ class MOReL(LearnsInModel[MOReLConfig], SoftActorCritic[MOReLConfig]):
             return values.mean() + scale * values.std(unbiased=False)
         if c.threshold == "maximum":
             return values[-1] * scale
-        position = torch.as_tensor(scale, device=values.device).clamp(max=1.0) * (len(values) - 1)
-        index = position.floor().long()
-        return torch.lerp(values[index], values[(index + 1).clamp(max=len(values) - 1)], position - index)
+        return quantile(values, scale)
 
     def judged(self, source: ModelSource, outcome: Outcome, uncertainty: Tensor) -> tuple[Tensor, Tensor]:
         """Rewards [B] and terminations [B] of the pessimistic MDP (definition 3): an unknown step ends in HALT and

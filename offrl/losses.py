@@ -74,3 +74,18 @@ def chi_square_dual(difference: Tensor, weight: float | Tensor) -> Tensor:
     u < -4.
     """
     return weight * (difference + 0.25 * difference.square()).clamp(min=0.0) - (1.0 - weight) * difference
+
+
+def mmd(x: Tensor, y: Tensor, sigma: float | Tensor, kernel: str) -> Tensor:
+    """Maximum mean discrepancy [B] of samples x [M, B, D] from samples y [M', B, D]: sqrt(E k(x, x') + E k(y, y') - 2 E
+    k(x, y)), all pairs counted, those of a sample with itself too (BEAR, arXiv 1906.00949, section 5).
+
+    kernel "gaussian": exp(-|x - y|^2 / (2 sigma)); "laplacian": exp(-|x - y|_1 / (2 sigma))."""
+
+    def similarity(a: Tensor, b: Tensor) -> Tensor:
+        difference = a.unsqueeze(1) - b
+        size = difference.abs() if kernel == "laplacian" else difference.square()
+        return (-size.sum(-1) / (2.0 * sigma)).exp().mean((0, 1))
+
+    # 1e-6, as BEAR's authors: of equal samples the root has no gradient
+    return (similarity(x, x) + similarity(y, y) - 2.0 * similarity(x, y) + 1e-6).sqrt()

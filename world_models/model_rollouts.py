@@ -205,6 +205,7 @@ class ModelSampler:
     rollouts: ModelRollouts
     pretrained: Mapping[str, Any]  # "world_model"
     derive: Callable[[ModelSource, Dataset], Tree]  # `ModelSource.extra`, such as a threshold; may raise UserError
+    extra: tuple[str, ...] = ()  # more columns of the data's rows: see `TransitionSampler`
 
     def prepare(self, dataset: Dataset) -> ModelSource:
         c = self.rollouts.config
@@ -222,7 +223,7 @@ class ModelSampler:
         rows, starts = dataset.transition_rows(), None
         if trained.model.history > 1:
             starts = dataset.flat("observations")[rows], past_at(trained.model, dataset, rows)
-        source = ModelSource(TransitionSampler().prepare(dataset), trained.model, tree, starts)
+        source = ModelSource(TransitionSampler(self.extra).prepare(dataset), trained.model, tree, starts)
         return replace(source, extra=self.derive(source, dataset))
 
     def __call__(self, source: ModelSource, key: Tensor, batch_size: int) -> Batch:
@@ -291,6 +292,10 @@ class LearnsInModel(Generic[ConfigT]):
         ring = self.rollouts.push(state.buffers["ring"], imagined)
         return state._replace(buffers={**state.buffers, "ring": ring}), self.describe(source, imagined)
 
+    def mixed(self, state: TrainState, batch: Batch, key: Tensor) -> Batch:
+        """The rows that an update learns from: the data's, then imagined ones."""
+        return self.rollouts.mixed(state, batch, key)
+
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        batch = self.rollouts.mixed(state, batch, rng.fold_in(key, 301))
+        batch = self.mixed(state, batch, rng.fold_in(key, 301))
         return super().update(state, batch, key, phase=phase)  # type: ignore[misc]

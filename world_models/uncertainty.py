@@ -83,6 +83,13 @@ def on_data(measure: Measure, model: Any, tree: Tree, dataset: Dataset) -> Tenso
         return torch.cat([measure(model, tree, prediction, o, a).cpu() for o, a, prediction in parts])
 
 
+def quantile(ordered: Tensor, share: float | Tensor) -> Tensor:
+    """The quantile [] of sorted numbers [n]."""
+    position = torch.as_tensor(share, device=ordered.device).clamp(max=1.0) * (len(ordered) - 1)
+    index = position.floor().long()
+    return torch.lerp(ordered[index], ordered[(index + 1).clamp(max=len(ordered) - 1)], position - index)
+
+
 # ---- what the members say
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from offrl import rng
 from offrl.nn.mlp import MLP
 
 LOG_STD = -4.0, 15.0  # bounds
@@ -23,11 +22,11 @@ class ActionAutoencoder(nn.Module):
         self.decoder = MLP(observation_dim + self.latent_dim, hidden, action_dim)
 
     def forward(self, kind: str, observations: Tensor, x: Tensor) -> Tensor:
-        """kind "encode": (mean, log_std) side by side [..., 2 L] of actions x; "decode": actions [..., A] of latents
-        x.
+        """kind "encode": (mean, log_std) side by side [..., 2 L] of actions x; "decode": actions before their tanh
+        [..., A] of latents x.
         """
         x = torch.cat([observations, x], -1)
-        return self.encoder(x) if kind == "encode" else self.decoder(x).tanh()
+        return self.encoder(x) if kind == "encode" else self.decoder(x)
 
 
 def encoded(output: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,16 +38,3 @@ def encoded(output: Tensor) -> tuple[Tensor, Tensor]:
 def divergence(mean: Tensor, log_std: Tensor) -> Tensor:
     """KL divergence of the latent's distribution from N(0, 1), the mean over its dimensions: [...]."""
     return -0.5 * (1.0 + 2.0 * log_std - mean.square() - (2.0 * log_std).exp()).mean(-1)
-
-
-def autoencoder_loss(
-    apply: Callable[[str, Tensor, Tensor], Tensor], observations: Tensor, actions: Tensor, key: Tensor, kl_weight: float
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """E |decode(s, z) - a|^2 + beta KL(z | N(0, 1)), means over dimensions as well, and metrics. apply: the autoencoder
-    with its parameters.
-    """
-    mean, log_std = encoded(apply("encode", observations, actions))
-    z = mean + log_std.exp() * rng.normal(key, tuple(mean.shape))
-    kl = divergence(mean, log_std).mean()
-    loss = (apply("decode", observations, z) - actions).square().mean() + kl_weight * kl
-    return loss, {"autoencoder/loss": loss, "autoencoder/kl": kl}

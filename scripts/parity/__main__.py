@@ -50,6 +50,7 @@ MODULES = (
     "conditioned",
     "text",
     "ilql",
+    "osrl",
 )
 LIMIT = 1e-9  # float64, five updates: what is above is a difference of method
 

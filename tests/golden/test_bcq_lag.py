@@ -54,8 +54,7 @@ def test_targets_take_the_best_action_and_the_dearest() -> None:
     """0.75 of the smaller Q and 0.25 of the larger; of costs the larger of both."""
     algorithm, state = make()
     following = np.stack([drawn(state, X["next_observations"], noise) for noise in NOISE])
-    latents = algorithm.noise(BATCH["next_observations"], KEY, SAMPLES)
-    actions = algorithm.perturbed(state.params["actor"], state, BATCH["next_observations"], latents)
+    actions = algorithm.candidates(state.params["actor"], state, BATCH["next_observations"], KEY)
     np.testing.assert_allclose(actions.numpy(), following, atol=1e-5)
     values = q(state.target["critic"], X["next_observations"], following)
     y = X["rewards"] + DISCOUNT * X["masks"] * (0.75 * values.min(0) + 0.25 * values.max(0)).max(0)
@@ -65,6 +64,14 @@ def test_targets_take_the_best_action_and_the_dearest() -> None:
     costs = np.maximum(q(state.target["cost_critic"], X["next_observations"], following).max(0), 0).max(0)
     found = algorithm.constraint.cost(state.target["cost_critic"], BATCH["next_observations"], actions)
     np.testing.assert_allclose(found.numpy(), costs, rtol=1e-4, atol=1e-6)
+
+
+def test_targets_are_of_the_target_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm, state = make()
+    policies, candidates = [], algorithm.candidates
+    monkeypatch.setattr(algorithm, "candidates", lambda actor, *x: policies.append(actor) or candidates(actor, *x))
+    algorithm.update(state, BATCH, KEY, phase=0)
+    assert [policy is state.target["actor"] for policy in policies] == [True, True]  # of values, of costs
 
 
 def test_actor_loss() -> None:

@@ -73,7 +73,7 @@ def test_autoencoder_loss() -> None:
     decoder = ref.net(state.params["autoencoder"], "decoder.")
     decoded = np.tanh(ref.forward(decoder, np.concatenate([X["observations"], z], 1))[0])
     expected = ((decoded - X["actions"]) ** 2).mean() + 0.5 * kl(mean, log_std).mean()
-    loss, _ = algorithm.autoencoder_loss(state.params["autoencoder"], state, BATCH, KEY)
+    loss, _ = algorithm.autoencoder.loss(state.params["autoencoder"], state, BATCH, KEY)
     assert float(loss) == pytest.approx(expected, rel=1e-4)
 
 

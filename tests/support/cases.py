@@ -60,6 +60,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
     "flow_bc": {"greedy": "zero", "average": 0.05, "hidden": [64, 64], "learning_rate": 5e-3},
     "arsq": {"entropy_weight": 0.2, "bc_weight": 0.0, "polyak": 0.05, "bins": 9},
     "bcq_lag": {"polyak": 0.05, "perturbation": 0.5},
+    "bear_lag": {"polyak": 0.05},
     "cal_ql": {"actor_learning_rate": 3e-3, "conservative_weight": 0.1, "polyak": 0.05},
     "cql": {"actor_learning_rate": 3e-3, "conservative_weight": 0.1, "polyak": 0.05},
     "coptidice": {"divergence_weight": 0.1},
@@ -111,7 +112,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
     "iql": {"temperature": 10.0, "polyak": 0.05, "actor_schedule": "constant"},
     **{
         name: {"rollouts": 1000, "rollout_every": 100, "real_share": 0.75, **LEARNER}
-        for name in ("combo", "mobile", "mopo", "morel", "rambo")
+        for name in ("combo", "mobile", "mopo", "ogsrl", "morel", "rambo")
     },
     "lamo": {"dropout": 0.0, "context": 2, "layers": 1},
     # what promises more than this problem's best return, which the data hold, is the error of a small model: few of it
@@ -205,6 +206,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"sample_dropout": 0.5, "repeats": 4, "model_dropout": 0.4},
     ],
     "morel": [{"threshold": "quantile", "threshold_scale": 0.5}],
+    "ogsrl": [{"cost_limit": None, "cost_states": "first"}, {"cost_states": "first", "multiplier": "dual"}],
     "pets": [{"history": 2, "planner": "mppi", "penalty": 1.0, "plan_members": "drawn"}],
     "qc": [
         {"actor_type": "distil", "length": 3},
@@ -213,6 +215,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "recoil": [{"implicit_maximum": "expectile", "value_head": "c51"}],
     "fb": [{"conservative": "value"}, {"conservative": "measure", "penalty_target": None}],
     "bcq_lag": [{"cost_limit": None}],
+    "bear_lag": [{"cost_limit": None, "mmd_kernel": "laplacian"}],
     "breeze": [{"data_share": 0.3}, {"attention": False, "samples": 1}],
     "rebrac": [{"cost_limit": 2.0, "n_step": 2}],
     "sac_n": [{"cost_limit": 2.0, "cost_after_end": "hold"}],

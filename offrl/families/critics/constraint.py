@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -44,11 +44,12 @@ class Constraint(CostCritic):
     """Critics of costs, and the multiplier's state in `TrainState.extra`."""
 
     config: ConstraintSettings
+    multiplier: ClassVar[str] = "multiplier"  # the entry of `TrainState.extra`
 
     @property
     def modules(self) -> dict[str, nn.Module]:
         """The modules by name."""
-        return {"cost_critic": self.network}
+        return {self.module: self.network}
 
     @property
     def extra(self) -> tuple[str, ...]:
@@ -57,12 +58,12 @@ class Constraint(CostCritic):
 
     def begin(self, state: TrainState) -> TrainState:
         zero = torch.zeros(())
-        return state.with_extra(multiplier={"value": zero, "integral": zero.clone(), "error": zero.clone()})
+        return state.with_extra(**{self.multiplier: {"value": zero, "integral": zero.clone(), "error": zero.clone()}})
 
     def first_cost(self, state: TrainState, batch: Batch, policy: PolicyOf) -> Tensor:
         """Costs [B] of the policy from the first observations of the batch's episodes."""
         actions = policy({**batch, "next_observations": batch[FIRST]})
-        return self.cost(state.params["cost_critic"], batch[FIRST], actions)
+        return self.cost(state.params[self.module], batch[FIRST], actions)
 
     # ---- the policy
 
@@ -78,31 +79,36 @@ class Constraint(CostCritic):
         observations: Tensor,
         policy: Tensor,
         size: Tensor | float,
+        *others: Constraint,
     ) -> Loss:
-        """(loss + multiplier * size * E excess) / (1 + multiplier) of an actor, whose actions (or log probabilities)
-        carry the gradient. size: that of a value in the loss.
+        """(loss + size * sum of multiplier * E excess) / (1 + sum of multipliers) of an actor, whose actions (or log
+        probabilities) carry the gradient. size: that of a value in the loss; others: constraints beside this one.
         """
-        multiplier = state.extra["multiplier"]["value"]
-        cost = self.cost(state.params["cost_critic"], observations, policy)
-        excess = self.excess(cost).mean()
-        loss = (loss + multiplier * size * excess) / (1.0 + multiplier)
-        return loss, {**metrics, "actor/loss": loss, **self.shown(cost, multiplier)}
+        weight: Tensor | float = 1.0
+        for constraint in (self, *others):
+            multiplier = state.extra[constraint.multiplier]["value"]
+            cost = constraint.cost(state.params[constraint.module], observations, policy)
+            loss = loss + multiplier * size * constraint.excess(cost).mean()
+            weight = weight + multiplier
+            metrics = metrics | constraint.shown(cost, multiplier)
+        loss = loss / weight
+        return loss, {**metrics, "actor/loss": loss}
 
     def advantage(self, advantage: Tensor, state: TrainState, batch: Batch, baseline: Tensor) -> tuple[Tensor, Metrics]:
         """A - multiplier * E|A| * (Q_c(s, a) - baseline) / unit [B] at the data's actions. baseline [B]: the cost of
         the policy's own.
         """
-        multiplier = state.extra["multiplier"]["value"]
-        cost = self.pessimistic(self.q(state.params["cost_critic"], batch["observations"], batch["actions"]))
+        multiplier = state.extra[self.multiplier]["value"]
+        cost = self.pessimistic(self.q(state.params[self.module], batch["observations"], batch["actions"]))
         weight = multiplier * advantage.abs().mean() / self.unit
         return advantage - weight * (cost - baseline), self.shown(baseline, multiplier)
 
     def shown(self, cost: Tensor, multiplier: Tensor) -> Metrics:
         """Metrics of the policy's costs [B], of which `adjusted` reads the excess."""
         return {
-            "cost/policy": cost.mean(),
-            "cost/excess": self.excess(cost.detach()).mean(),
-            "cost/multiplier": multiplier,
+            f"{self.label}/policy": cost.mean(),
+            f"{self.label}/excess": self.excess(cost.detach()).mean(),
+            f"{self.label}/multiplier": multiplier,
         }
 
     def adjusted(self, state: TrainState, batch: Batch, policy: PolicyOf, excess: Tensor) -> TrainState:
@@ -112,7 +118,7 @@ class Constraint(CostCritic):
         if self.config.cost_states == "first":
             excess = self.excess((batch[FIRST_WEIGHTS] * self.first_cost(state, batch, policy)).mean())
         step = pid if self.config.multiplier == "pid" else self.ascent
-        return state.with_extra(multiplier=step(state.extra["multiplier"], excess))
+        return state.with_extra(**{self.multiplier: step(state.extra[self.multiplier], excess)})
 
     def ascent(self, multiplier: Mapping[str, Tensor], error: Tensor) -> dict[str, Tensor]:
         """Dual ascent: softplus(l), l += rate * error, l within the bounds of the multiplier; l is kept as the

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -86,10 +86,16 @@ class CostCritic(Critic):
     """
 
     config: CostSettings
+    label: ClassVar[str] = "cost"  # of its module and its metrics
 
     def __init__(self, config: CostSettings, spec: DataSpec) -> None:
         super().__init__(replace(config, value_head="scalar"), spec, COSTS)
         self.config = config
+
+    @property
+    def module(self) -> str:
+        """The name of its module."""
+        return f"{self.label}_critic"
 
     def begin(self, state: TrainState) -> TrainState:
         return state  # spectral norms bound the critics of rewards alone
@@ -144,10 +150,10 @@ class CostCritic(Critic):
         target = self.target(batch, next_cost)
         logits = self.logits(params, batch["observations"], batch["actions"])
         loss = self.objective(logits, Target(target)).mean(-1).sum()
-        return loss, {"cost/loss": loss, "cost/q": self.head.mean(logits).mean()}
+        return loss, {f"{self.label}/loss": loss, f"{self.label}/q": self.head.mean(logits).mean()}
 
     def learn(self, algorithm: Any, state: TrainState, batch: Batch, policy: PolicyOf) -> tuple[TrainState, Metrics]:
         """A step of the critics of costs."""
-        next_cost = self.cost(state.target["cost_critic"], batch["next_observations"], policy(batch))
-        state, metrics = algorithm.descend(state, "cost_critic", self.cost_loss, batch, next_cost)
-        return algorithm.polyak(state, "cost_critic"), metrics
+        next_cost = self.cost(state.target[self.module], batch["next_observations"], policy(batch))
+        state, metrics = algorithm.descend(state, self.module, self.cost_loss, batch, next_cost)
+        return algorithm.polyak(state, self.module), metrics
