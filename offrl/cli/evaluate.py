@@ -36,7 +36,7 @@ class EvaluateConfig:
     target_returns: list[Any] = setting(
         [],
         "target returns of return-conditioned policies, all at once: 1000,2000,3000, or auto, spread over the data's; "
-        "writes RUN/target_returns.csv and .png",
+        "of cdt also with limits of the cost, [[1000,20],[1000,40]]; writes RUN/target_returns.csv and .png",
     )
     frequency: list[int] = setting(
         [],
@@ -166,27 +166,35 @@ def _without_shield(rows: Sequence[dict[str, Any]], plain: Sequence[dict[str, An
 
 def _evaluate_target_returns(trained: Run, config: EvaluateConfig, scoring: dict[str, Any]) -> int:
     """Score the policies with each target return: a table, a CSV file and a picture."""
-    from offrl.figures.evaluations import draw_target_returns
+    from offrl.figures.evaluations import draw_prompts, draw_target_returns
     from offrl.runs.tables import interval_text, print_table
 
-    if config.target_returns != ["auto"] and not all(isinstance(t, (int, float)) for t in config.target_returns):
-        raise UserError("target_returns is auto, or a list of numbers: target_returns=1000,2000,3000")
     targets = None if config.target_returns == ["auto"] else config.target_returns
-    achieved = trained.evaluate_target_returns(targets, **scoring)
+    achieved = trained.evaluate_target_returns(targets, **scoring, acting=config.acting)
     for where in achieved.cells.values():
-        returns, scores = achieved.returns(where), achieved.scores(where)
-        rows = [
-            [f"{target:g}", interval_text(returns[i]), *([] if scores is None else [interval_text(scores[i])])]
-            for i, target in enumerate(achieved.targets)
-        ]
-        cell = achieved.replicas[where[0]].cell
-        headers = ["target return", "return [95% interval]", *([] if scores is None else ["score [95% interval]"])]
-        print_table(headers, rows, f"{trained.algorithm}{cell and f', {cell}'}: {achieved.evaluations[0].label}")
+        columns = {"target return": [f"{target:g}" for target in achieved.targets]}
+        if achieved.limits:
+            columns["limit"] = [f"{limit:g}" for limit in achieved.limits]
+        achieved_values = {
+            "return": achieved.returns(where),
+            "score": achieved.scores(where),
+            "cost": achieved.costs(where),
+            "safe seeds": achieved.safe(where),
+        }
+        for name, intervals in achieved_values.items():
+            if intervals is not None:
+                columns[f"{name} [95% interval]"] = [
+                    interval_text(i, 2 if name == "safe seeds" else 1) for i in intervals
+                ]
+        cell, rows = achieved.replicas[where[0]].cell, list(zip(*columns.values(), strict=True))
+        print_table(list(columns), rows, f"{trained.algorithm}{cell and f', {cell}'}: {achieved.evaluations[0].label}")
     table, picture = trained.dir / "target_returns.csv", trained.dir / "target_returns.png"
     achieved.write(table)
-    draw_target_returns(
-        achieved, picture, f"{trained.algorithm} on {trained.dataset}", trained.record["data"].get("return_max")
-    )
+    title = f"{trained.algorithm} on {trained.dataset}"
+    if achieved.limits and achieved.evaluations[0].costs is not None:
+        draw_prompts(achieved, picture, title)
+    else:
+        draw_target_returns(achieved, picture, title, trained.record["data"].get("return_max"))
     say(str(table), str(picture))
     return 0
 

@@ -15,7 +15,7 @@ from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.result import Evaluation
 from offrl.settings.replicas import Replica, Values, by_cell
-from offrl.statistics.intervals import mean_interval
+from offrl.statistics.intervals import mean_interval, share_interval
 from offrl.system.csv_text import text_of
 from offrl.system.files import write_text
 
@@ -50,6 +50,22 @@ class Sweep:
             return None
         return [mean_interval(e.per_seed()[list(replicas)]) for e in self.evaluations]
 
+    def costs(self, replicas: Sequence[int]) -> list[tuple[float, float, float]] | None:
+        """The same as `returns`, of what an episode costs; None where the environment does not say."""
+        known = [e.costs.mean(axis=1) for e in self.evaluations if e.costs is not None]
+        return [mean_interval(costs[list(replicas)]) for costs in known] or None
+
+    def safe(self, replicas: Sequence[int]) -> list[tuple[float, float, float]] | None:
+        """For each condition the share of these replicas whose mean cost keeps their limit, with Wilson's interval;
+        None where there are no costs, or no limits.
+        """
+        rows = [[e.rows()[n] for n in replicas] for e in self.evaluations]
+        if any(row.get("cost_normalized") is None for condition in rows for row in condition):
+            return None
+        return [
+            share_interval(sum(r["cost_normalized"] <= 1.0 for r in condition), len(condition)) for condition in rows
+        ]
+
     def write_table(self, path: Path, conditions: Mapping[str, Sequence[Sequence[Any]]], names: Sequence[str]) -> None:
         """Write a CSV line for each condition and replica. conditions: columns [M, R] by name. names: the entries of
         `Evaluation.rows` after them. Raises UserError."""
@@ -68,19 +84,38 @@ class AchievedReturns(Sweep):
     """Scores of R replicas for each of M target returns."""
 
     targets: tuple[float, ...]  # in the units of the recorded rewards
+    limits: tuple[float, ...] = ()  # of an episode's cost, one for each target; (): the policies' own, if any
     # targets are discounted returns of the rest of an episode (`TargetReturnSettings.targets_ahead`)
     ahead: bool = False
 
     def write(self, path: Path) -> None:
         """Write the table as CSV. Raises UserError."""
-        columns = {"target_return": [[target] * len(self.replicas) for target in self.targets]}
-        self.write_table(path, columns, ("return_mean", "return_std", "score", "length_mean"))
+        count, row = len(self.replicas), self.evaluations[0].rows()[0]
+        columns = {"target_return": [[target] * count for target in self.targets]}
+        if self.limits:
+            columns["cost_limit"] = [[limit] * count for limit in self.limits]
+        costs = [name for name in ("cost", "cost_normalized", "safe") if name in row]
+        self.write_table(path, columns, ("return_mean", "return_std", "score", "length_mean", *costs))
 
 
 def spread_targets(low: float, high: float) -> list[float]:
     """Target returns for data whose returns lie between `low` and `high`: evenly spaced over these, and one beyond."""
     values = [*np.linspace(low, high, LEVELS).tolist(), high + BEYOND * (high - low)]
     return list(dict.fromkeys(float(f"{v:.4g}") for v in values))
+
+
+def as_prompts(targets: Sequence[Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """(target returns, limits of the costs) of pairs of both; of numbers, (target returns, ()). Raises UserError for
+    anything else.
+    """
+    pairs = [t if isinstance(t, list | tuple) else [t] for t in targets]
+    numbers = all(isinstance(x, int | float) for pair in pairs for x in pair)
+    if not numbers or {len(pair) for pair in pairs} not in ({1}, {2}):
+        raise UserError(
+            "target_returns is auto, or a list of numbers, target_returns=1000,2000,3000, or of pairs of a return and "
+            "a limit of the costs, target_returns=[[1000,20],[1000,40]]"
+        )
+    return tuple(float(pair[0]) for pair in pairs), tuple(float(pair[1]) for pair in pairs if len(pair) == 2)
 
 
 def data_range(config: Any, data: Mapping[str, Any]) -> tuple[float, float]:

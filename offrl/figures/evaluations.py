@@ -88,6 +88,32 @@ def draw_target_returns(achieved: AchievedReturns, out: Path, title: str, best: 
 
 
 @own_settings()
+def draw_prompts(achieved: AchievedReturns, out: Path, title: str) -> None:
+    """Draw the achieved return over the achieved cost of each pair of a target return and a limit: the mean over seeds
+    with both intervals, every seed as a point, and the limit as a line of its colour. Raises UserError where `out`
+    cannot be written."""
+    figure, axes = new_figure(title)
+    conditions = list(zip(achieved.targets, achieved.limits, achieved.evaluations, strict=True))
+    for cell in achieved.cells.values():
+        name = achieved.replicas[cell[0]].cell
+        for i, (target, limit, evaluation) in enumerate(conditions):
+            colour = COLOURS[i % len(COLOURS)]
+            assert evaluation.costs is not None
+            x, y = (values.mean(axis=1)[cell] for values in (evaluation.costs, evaluation.returns))
+            (cost, *ends), (earned, *span) = mean_interval(x), mean_interval(y)
+            bars = [[[abs(end - mean)] for end in e] for mean, e in ((cost, ends), (earned, span))]
+            label = ", ".join(part for part in (name, f"{target:g}, limit {limit:g}") if part)
+            axes.errorbar([cost], [earned], bars[1], bars[0], color=colour, marker="o", markersize=5, label=label)
+            axes.plot(x, y, ".", color=colour, alpha=0.5, markersize=5)
+            axes.axvline(limit, color=colour, linewidth=1.0, linestyle="--")
+    plain_axes(axes)
+    axes.set_xlabel("achieved cost of an episode, mean over seeds, 95% interval; dashed: the limits")
+    axes.set_ylabel("achieved return")
+    axes.legend(frameon=False, fontsize=9, loc="best")
+    save(figure, out)
+
+
+@own_settings()
 def draw_in_context(played: Mapping[str, Sequence[Played]], out: Path, title: str = "") -> None:
     """The curves as a picture: the mean over tasks with its 95% interval; of several policies of a learner their
     mean.

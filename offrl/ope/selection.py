@@ -18,6 +18,7 @@ from offrl.data.dataset import Dataset
 from offrl.errors import UserError, nearest, some, warn
 from offrl.ope.candidates import data_of, find_runs, join, load_policies, recorded, run_candidates
 from offrl.ope.config import ALL_NAMES, METHOD_NAMES, OPEConfig, validate
+from offrl.ope.costs import episode_costs
 from offrl.ope.fqe import Fitted, fit, summarise
 from offrl.ope.importance import behavior_log_prob, doubly_robust, wis
 from offrl.ope.judges.critics import own_q, own_values, td
@@ -67,6 +68,11 @@ class Work:
         return out
 
     @cached_property
+    def costs(self) -> Estimates:
+        progress = self.stage("fitted Q evaluation of the costs", self.settings.updates)
+        return episode_costs(self.problem, self.settings, self.device, progress)
+
+    @cached_property
     def behavior(self) -> Tensor:
         progress = self.stage("model of the policy that made the data", self.settings.behavior_updates)
         return behavior_log_prob(self.problem, self.settings, self.device, progress)
@@ -104,6 +110,7 @@ class Selection:
     # [K] true values, NaN where not given; empty: none were given
     truth: np.ndarray = field(default_factory=lambda: np.zeros(0))
     truth_kind: str = ""  # "discounted" or "return"
+    costs: Estimates | None = None  # of an episode; None where they were not asked for
 
     @property
     def order(self) -> list[int]:
@@ -164,15 +171,16 @@ def evaluate_policies(
     device: str = "cpu",
     stage: Stage | None = None,
     tell: Callable[[str], None] | None = None,
+    costs: bool = False,
 ) -> Selection:
     """Estimated values of any number of policies (`offrl.evaluation.result.Policy`) on a dataset, by one of METHODS,
     several of them (the first ranks; lstd and bvft share their fits), or "all": fqe, wis, dr, and model only where
     settings.world_model names one.
 
     dataset: with rewards as they are to be valued; a part of the episodes will do
-    (`data.transforms.episodes.keep_episodes`). A policy may have `log_prob(observations, actions) -> [E]`, which wis
-    and dr use with settings.explore. Raises UserError for candidates that do not fit the data, and for data that say
-    too little for the method.
+    (`data.transforms.episodes.keep_episodes`). costs: estimate what episodes cost, too. A policy may have
+    `log_prob(observations, actions) -> [E]`, which wis and dr use with settings.explore. Raises UserError for
+    candidates that do not fit the data, and for data that say too little for the method.
     """
     settings = settings or OPEConfig()
     validate(settings)
@@ -199,6 +207,7 @@ def evaluate_policies(
         discount=settings.discount,
         data=dataset.spec.name,
         episodes=dataset.num_episodes,
+        costs=work.costs if costs else None,
     )
 
 

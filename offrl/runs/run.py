@@ -15,7 +15,7 @@ from offrl.evaluation.pool.host import evaluate_parallel
 from offrl.evaluation.predict import critic_of
 from offrl.evaluation.result import Evaluation
 from offrl.evaluation.shield_kinds import ShieldSettings
-from offrl.evaluation.sweeps import AchievedReturns, FrequencyScores, HeldPolicy, data_range, spread_targets
+from offrl.evaluation.sweeps import AchievedReturns, FrequencyScores, HeldPolicy, as_prompts, data_range, spread_targets
 from offrl.runs.log import SCORE_COLUMNS
 from offrl.runs.record import RESTORE, SCORES, read_record, replicas_of, spec_of
 from offrl.runs.tables import Result, html_of, summarise, text_of
@@ -254,25 +254,32 @@ class SavedRun:
 
     def evaluate_target_returns(
         self,
-        target_returns: Sequence[float] | None = None,
+        target_returns: Sequence[float | Sequence[float]] | None = None,
         episodes: int = 10,
         seed: int = 0,
         env: Env = None,
         parallel: int = 64,
         max_steps: int | None = None,
+        acting: Mapping[str, Any] | None = None,
     ) -> AchievedReturns:
         """Score return-conditioned policies with several target returns, in the units of the recorded rewards.
 
-        target_returns: None spreads them over the data's. The other arguments as in `evaluate`. Raises UserError for
-        policies that are not conditioned on a return.
+        target_returns: None spreads them over the data's; of CDT also pairs of a return and a limit of the costs. The
+        other arguments as in `evaluate`. Raises UserError for policies that are not conditioned on them.
         """
         config = EvalConfig(episodes=episodes, seed=seed, parallel=parallel, max_steps=max_steps)
         policies = [self.load_policy(r) for r in self.replicas]
         low, high = data_range(policies[0].algorithm.config, self.record["data"])
-        targets = spread_targets(low, high) if target_returns is None else [float(t) for t in target_returns]
-        evaluation = self._score([p.with_target_return(t) for t in targets for p in policies], env, config)
+        if acting:
+            policies = [p.with_settings(acting) for p in policies]
+        targets, limits = as_prompts(spread_targets(low, high) if target_returns is None else target_returns)
+        prompted = [p.with_target_return(target) for target in targets for p in policies]
+        if limits:
+            each = [limit for limit in limits for _ in policies]
+            prompted = [p.with_settings({"cost_limit": x}) for p, x in zip(prompted, each, strict=True)]
+        evaluations = self._score(prompted, env, config).split(len(policies))
         ahead = getattr(policies[0].algorithm.config, "targets_ahead", False)
-        return AchievedReturns(tuple(self.replicas), evaluation.split(len(policies)), tuple(targets), ahead)
+        return AchievedReturns(tuple(self.replicas), evaluations, targets, limits, ahead)
 
     def evaluate_frequency(
         self,

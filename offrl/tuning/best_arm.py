@@ -50,15 +50,17 @@ def schedule(arms: int, episodes: int) -> list[tuple[int, int, int]]:
 
 
 class EpisodeSearch(ABC):
-    """The returns of each arm by number of episode."""
+    """The returns and costs of each arm by number of episode."""
 
     def __init__(self, arms: int, episodes: int) -> None:
         """arms: their number K, at least 2. episodes: the number that may be played in all."""
         self.arms, self.episodes = arms, episodes
         self.returns: list[dict[int, float]] = [{} for _ in range(arms)]
+        self.costs: list[dict[int, float]] = [{} for _ in range(arms)]
 
-    def add(self, arm: int, episode: int, value: float) -> None:
-        """The return of one episode. Raises UserError for one that is not finite, and for a pull of another search."""
+    def add(self, arm: int, episode: int, value: float, cost: float = 0.0) -> None:
+        """The return and the cost of one episode. Raises UserError for a return that is not finite, and for a pull of
+        another search."""
         if not math.isfinite(value):
             raise UserError(
                 f"the return of episode {episode} of arm {arm} is {value}: leave out policies that cannot be played"
@@ -68,7 +70,7 @@ class EpisodeSearch(ABC):
                 f"episode {episode} of arm {arm} was not asked for: the record is of another search; start one in a "
                 "new folder"
             )
-        self.returns[arm][episode] = float(value)
+        self.returns[arm][episode], self.costs[arm][episode] = float(value), float(cost)
 
     @abstractmethod
     def pulls(self) -> list[Pull]:
@@ -88,23 +90,42 @@ class EpisodeSearch(ABC):
 
     def means(self) -> np.ndarray:
         """Mean returns, float64 [K]; NaN for an arm that was not played."""
-        return np.array([math.fsum(r.values()) / len(r) if r else math.nan for r in self.returns])
+        return _means(self.returns)
+
+    def mean_costs(self) -> np.ndarray:
+        """Likewise of the costs."""
+        return _means(self.costs)
+
+
+def _means(played: Sequence[dict[int, float]]) -> np.ndarray:
+    return np.array([math.fsum(r.values()) / len(r) if r else math.nan for r in played])
 
 
 class SequentialHalving(EpisodeSearch):
-    """Halves the arms until two are left; no constant to choose. A round's pulls may be played at the same time."""
+    """Halves the arms until two are left; no constant to choose. A round's pulls may be played at the same time.
 
-    def __init__(self, arms: int, episodes: int) -> None:
+    With a limit of the costs those whose mean cost keeps it are better than all others, among themselves by their
+    returns; of the others the one that costs less is better.
+    """
+
+    def __init__(self, arms: int, episodes: int, limit: float | None = None) -> None:
         super().__init__(arms, episodes)
-        self.schedule = schedule(arms, episodes)
+        self.schedule, self.limit = schedule(arms, episodes), limit
 
     def pulls(self) -> list[Pull]:
         return self._round()[0]
 
     def best(self) -> int:
         """The largest mean of the last round's arms: those halved away are not chosen, whatever their means."""
-        means = self.means()
-        return min(sorted(self._round()[1]), key=lambda a: math.inf if math.isnan(means[a]) else -means[a])
+        return min(sorted(self._round()[1]), key=lambda a: self._key(a, self.episodes))
+
+    def _key(self, arm: int, end: int) -> tuple[float, float]:
+        """By what arms are sorted, the best first, from their episodes before `end`."""
+        played = [e for e in self.returns[arm] if e < end]
+        if not played:
+            return math.inf, math.inf
+        value, cost = (math.fsum(x[arm][e] for e in played) / len(played) for x in (self.returns, self.costs))
+        return (0.0 if self.limit is None or cost <= self.limit else cost), -value
 
     def _round(self) -> tuple[list[Pull], list[int]]:
         """(pulls of the first round that is not complete, the arms of that round)."""
@@ -115,8 +136,7 @@ class SequentialHalving(EpisodeSearch):
             todo = [(a, e) for e in episodes for a in arms if e < end[a] and e not in self.returns[a]]
             if todo or number == len(self.schedule) - 1:
                 return todo, arms
-            means = {a: math.fsum(v for e, v in self.returns[a].items() if e < end[a]) / end[a] for a in arms}
-            arms = sorted(sorted(arms), key=lambda a: -means[a])[: self.schedule[number + 1][0]]
+            arms = sorted(sorted(arms), key=lambda a: self._key(a, end[a]))[: self.schedule[number + 1][0]]
             start += each
         raise AssertionError("a schedule has a last round")
 

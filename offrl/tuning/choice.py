@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+ERROR95 = 1.959964  # standard errors on either side of a 95% interval
 MANY = 5  # seeds: from here on a setting's value is their median, and its spread its own
 
 
@@ -51,6 +52,18 @@ def pooled_sd(values: np.ndarray) -> float:
         return math.nan
     means = np.nansum(x, 1) / counts
     return math.sqrt(float(np.nansum((x - means[:, None]) ** 2)) / float((counts - 1).sum()))
+
+
+def places(values: np.ndarray, costs: np.ndarray, limit: float) -> np.ndarray:
+    """The place of each setting [K] among all, from the last, which is 0; NaN where its value or its cost is. Those
+    whose cost keeps the limit come before the others, the larger value first; the others come by their costs, the
+    smallest first. No number of a value and a cost is made."""
+    known = ~np.isnan(values) & ~np.isnan(costs)
+    safe = known & (costs <= limit)
+    order = np.lexsort((np.where(safe, -values, costs), ~safe, ~known))
+    result = np.full(len(values), np.nan)
+    result[order] = np.arange(len(values))[::-1]
+    return np.where(known, result - (~known).sum(), np.nan)
 
 
 @dataclass(frozen=True)

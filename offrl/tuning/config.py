@@ -14,7 +14,7 @@ PROPOSERS = ("tpe", "random", "sobol", "grid", "cmaes", "nsga2")
 OPTUNA = ("tpe", "cmaes", "nsga2")
 SPACES = ("wide", "published", "none")
 RULES = ("one-se", "best")
-CRITERIA = ("return", "worst", "distance")
+CRITERIA = ("return", "worst", "distance", "cost")
 LAUNCHERS = ("none", "local", "ray")
 PLAY = "episodes"
 FEW_EPISODES = 20  # of judging: with fewer, the split itself decides
@@ -70,7 +70,12 @@ class TuneConfig:
         choices=RULES,
     )
     criteria: list[str] = setting(
-        ["return"], "several make a Pareto front: return, worst (of the seeds), distance (from the data's actions)"
+        ["return"],
+        "several make a Pareto front: return, worst (of the seeds), distance (from the data's actions), cost (of an "
+        "episode; needs cost_limit=)",
+    )
+    cost_limit: float | None = setting(
+        None, "criteria=[return,cost]: the choice has the best return of those whose episodes cost no more", low=0.0
     )
     veto: float = setting(
         3.0,
@@ -141,6 +146,14 @@ class TuneConfig:
                 raise UserError(f"unknown criterion '{name}'.{nearest(name, CRITERIA)} Criteria: {', '.join(CRITERIA)}")
         if not self.criteria or self.criteria[0] != "return" or len(set(self.criteria)) != len(self.criteria):
             raise UserError("criteria= begins with return, each criterion once, such as criteria=[return,worst]")
+        if "cost" in self.criteria and self.cost_limit is None:
+            raise UserError(
+                "criteria=cost needs the limit of an episode's cost that the choice is to keep, such as cost_limit=20"
+            )
+        if "cost" not in self.criteria and self.cost_limit is not None:
+            raise UserError("cost_limit= is what the choice keeps with criteria=[return,cost]: add that, or leave it")
+        if self.cost_limit is not None and self.confidence < 1.0:
+            raise UserError("confidence= looks at returns alone; leave it out with criteria=cost")
         if not self.split > 0.0:
             raise UserError(
                 f"split={self.split} must be above 0 (and at most 1): the share of the episodes that trains"

@@ -169,8 +169,9 @@ class TuningSearch:
         self.show.tell(f"{title}: judging {len(policies)} policies on {self.work.judged_on.num_episodes:,} episodes")
         settings = rung_settings(self.config.ope, last, len(policies))
         return judge(
-            policies, self.work.judged_on, self.config.data_judges, settings, device, self.show.stage, self.show.tell
-        )
+            policies, self.work.judged_on, self.config.data_judges, settings, device, self.show.stage, self.show.tell,
+            self.config.cost_limit is not None,
+        )  # fmt: skip
 
     def judge_finalists(self) -> dict[str, Any]:
         """The judgement that chooses: of all settings that were trained in full, by one fit."""
@@ -183,7 +184,8 @@ class TuningSearch:
         """{setting: reason} of the settings that go on."""
         names = list(trials)
         values = [
-            float("nan") if reason else v for v, reason in zip(summary.value.tolist(), summary.exploded, strict=True)
+            float("nan") if reason else v
+            for v, reason in zip(summary.standing(self.config.cost_limit).tolist(), summary.exploded, strict=True)
         ]
         multiple = GROUP // math.gcd(GROUP, self.config.seeds)  # programs of one size are compiled once
         wild = self.config.seed + 7 * number + i
@@ -234,7 +236,7 @@ def introduction(work: Tune) -> list[str]:
     if config.data_judges:
         lines.append(
             f"  judged by {', '.join(config.data_judges)}; fitted Q evaluation makes {judged + config.ope.updates:,} "
-            "updates of its own"
+            f"updates of its own{', and as many for the costs' if config.cost_limit is not None else ''}"
         )
     if config.proposer in OPTUNA and len(work.brackets) == 1:
         lines.append(

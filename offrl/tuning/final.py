@@ -5,41 +5,35 @@ it is worth.
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from offrl.data.containers.guard import from_json
-from offrl.errors import UserError, first_line, warn
+from offrl.data.dataset import Dataset
+from offrl.errors import UserError, warn
 from offrl.evaluation.pool.host import evaluate_parallel
 from offrl.runs.run import SavedRun
 from offrl.settings.evaluation import EvalConfig
-from offrl.system import trust
-from offrl.system.files import open_to_append
-from offrl.tasks.environments import resolve_task
 from offrl.tasks.task import Task
-from offrl.tuning import best_arm, choice
+from offrl.tuning import choice
 from offrl.tuning.judging import (
     FINAL,
     Policies,
     Summary,
-    clone_distance,
     judged_rows,
     policies_of,
     summarise,
     write_trials,
 )
-from offrl.tuning.plan import PLAYED, RETRAINED, TRUTH
+from offrl.tuning.plan import RETRAINED, TRUTH
+from offrl.tuning.real_episodes import play, task_of
 from offrl.tuning.result import write_result
 from offrl.tuning.search.training import RungRun, train_rung
 
 if TYPE_CHECKING:
     from offrl.tuning.engine import TuningSearch
-
-EPISODES = "episodes.jsonl"
 
 
 def finish(search: TuningSearch) -> dict[str, Any]:
@@ -55,9 +49,10 @@ def finish(search: TuningSearch) -> dict[str, Any]:
     final = (
         by_data
         if not config.episodes
-        else search.stage("played", lambda: _play(search, task, policies(), by_data), names)
+        else search.stage("played", lambda: play(search, task, policies(), by_data), names)
     )
     fates = dict.fromkeys(search.finalists, "finalist")
+    fates |= dict.fromkeys(by_data["unsafe"], "may break the limit")
     fates |= dict.fromkeys(by_data["vetoed"], "too far from the data") | dict.fromkeys(
         by_data["members"], "not told from the best"
     )
@@ -76,12 +71,14 @@ def finish(search: TuningSearch) -> dict[str, Any]:
 
 
 def choose(search: TuningSearch, summary: Summary | None) -> dict[str, Any]:
-    """The choice by the data: {setting, why, order, members, vetoed}; without a judge of the data the settings in their
-    order.
+    """The choice by the data: {setting, why, order, members, vetoed, unsafe, cost}; without a judge of the data the
+    settings in their order.
     """
     names = search.finalists
     if summary is None:
-        empty: dict[str, Any] = {"members": [], "vetoed": {}, "overruled": {}, "reference": None}
+        empty: dict[str, Any] = {
+            "members": [], "vetoed": {}, "overruled": {}, "unsafe": {}, "cost": None, "reference": None
+        }  # fmt: skip
         return {"setting": names[0], "why": "no judge of the data", "order": list(names), **empty}
     config = search.config
     reference = clone_distance(search.work.judged_on)
@@ -104,9 +101,13 @@ def choose(search: TuningSearch, summary: Summary | None) -> dict[str, Any]:
         raise UserError(
             "every setting diverged before the end: lower learning rates, or look at the data with offrl data inspect"
         )
+    unsafe = broken_limits(summary, open_, config.cost_limit)
+    candidates, limit = len(open_), config.cost_limit
+    safe = [k for k in open_ if names[k] not in unsafe]
+    open_ = safe or [names.index(next(iter(unsafe)))]
     values, draws = summary.values, summary.draws
     ranked = [open_[i] for i in choice.ranking(values[open_])]
-    order = [names[k] for k in ranked] + [n for n in names if n in vetoed]
+    order = list(dict.fromkeys([*(names[k] for k in ranked), *unsafe, *(n for n in names if n in vetoed)]))
     best, members, chosen, reason = ranked[0], [names[ranked[0]]], ranked[0], "the largest estimate"
     complete = ~np.isnan(values[open_]).any(1)
     if config.rule == "one-se" and complete.any() and (values.shape[1] > 1 or draws is not None):
@@ -121,6 +122,9 @@ def choose(search: TuningSearch, summary: Summary | None) -> dict[str, Any]:
             )
         elif len(members) > 1:
             reason = f"the largest estimate, and the most conservative of {len(members)} within a standard error of it"
+    if limit is not None:
+        within = f"{reason} of what keeps the limit of {limit:g} ({len(safe)} of {candidates} finalists)"
+        reason = within if safe else f"no finalist keeps the limit of {limit:g}, and it comes nearest"
     order.remove(names[chosen])
     return {
         "setting": names[chosen],
@@ -129,8 +133,34 @@ def choose(search: TuningSearch, summary: Summary | None) -> dict[str, Any]:
         "members": members,
         "vetoed": vetoed,
         "overruled": overruled,
+        "unsafe": unsafe,
+        "cost": summary.cost_interval(chosen) if np.isfinite(summary.cost[chosen]) else None,
         "reference": reference,
     }
+
+
+def clone_distance(data: Dataset) -> float:
+    """How far the actions of the best linear function of the observations lie from the data's: root mean square in [-1,
+    1], or the share of actions that are not the most frequent one. What a policy that clones the data has, at least in
+    size."""
+    actions = data.columns["actions"]
+    if data.spec.discrete:
+        return 1.0 - float(np.bincount(actions.numpy()).max() / len(actions))
+    x = data.columns["observations"].reshape(len(data), -1).double().numpy()
+    x = np.hstack([(x - x.mean(0)) / (x.std(0) + 1e-6), np.ones((len(x), 1))])
+    y = actions.reshape(len(data), -1).double().numpy()
+    weights = np.linalg.solve(x.T @ x + 1e-3 * len(x) * np.eye(x.shape[1]), x.T @ y)
+    return float(np.sqrt(np.mean((x @ weights - y) ** 2)))
+
+
+def broken_limits(summary: Summary, among: Sequence[int], limit: float | None) -> dict[str, str]:
+    """{setting: why} of those whose cost is not below the limit with its whole interval, the nearest first."""
+    if limit is None:
+        return {}
+    most = np.nan_to_num(summary.most_cost, nan=np.inf)
+    texts = {k: "{:.4g} [{:.4g}, {:.4g}]".format(*summary.cost_interval(k)) for k in among}
+    order = sorted((k for k in among if most[k] > limit), key=lambda k: most[k])
+    return {summary.names[k]: f"its episodes cost {texts[k]}, and the limit is {limit:g}" for k in order}
 
 
 def cautions(search: TuningSearch, names: Sequence[str], distance: np.ndarray) -> np.ndarray:
@@ -142,98 +172,6 @@ def cautions(search: TuningSearch, names: Sequence[str], distance: np.ndarray) -
     keys = [search.work.spaces[search.trials[n][0]].caution(search.trials[n][1]) for n in names]
     levels = {key: float(i) for i, key in enumerate(sorted(set(keys)))}
     return np.array([levels[key] for key in keys])
-
-
-# ----------------------------------------------------------------------------------------------------- by real episodes
-
-
-def task_of(search: TuningSearch) -> Task | None:
-    """The environment of played and reported episodes. Raises UserError where one is needed and there is none."""
-    config = search.config
-    task = resolve_task(search.work.judged_on.spec.task, EvalConfig(env=config.env))
-    if task is None and (config.episodes or config.truth):
-        raise UserError(
-            f"{'episodes' if config.episodes else 'truth'}= plays in an environment, and these data name none: env=ID"
-        )
-    return task
-
-
-def _play(search: TuningSearch, task: Task | None, policies: Policies, by_data: Mapping[str, Any]) -> dict[str, Any]:
-    """The choice among the best by the data with n real episodes, each written down before the next begins."""
-    assert task is not None
-    config, work = search.config, search.work
-    playable = [n for n in by_data["order"] if n not in by_data["vetoed"] and any(t == n for t, _ in policies)]
-    if len(playable) < 2:
-        return {"setting": by_data["setting"], "why": "the only finalist", "episodes": 0}
-    count = max(2, min(config.finalists, config.episodes // 2, len(playable)))
-    names = playable[:count]
-    playing: best_arm.EpisodeSearch
-    if config.confidence < 1.0:
-        low, high = float(work.judged_on.raw_returns.min()), float(work.judged_on.raw_returns.max())
-        size = max(high - low, 1e-6)
-        prior = {"prior": 0.5 * (low + high), "prior_sd": size, "noise": size / 4.0, "margin": size / 100.0}
-        playing = best_arm.TopTwo(count, config.episodes, **prior, confidence=config.confidence, seed=config.seed)
-    else:
-        playing = best_arm.SequentialHalving(count, config.episodes)
-    path = work.folder / EPISODES
-    for setting, episode, value in _lines(path, names):
-        playing.add(names.index(setting), episode, value)
-    seeds = {n: [s for t, s in policies if t == n] for n in names}
-    search.show.tell(f"playing {config.episodes} episodes of {', '.join(names)} in {task.env_id or task.name}")
-    while pulls := playing.pulls():
-        for arm, episode in pulls:
-            name = names[arm]
-            seed = seeds[name][episode % len(seeds[name])]
-            config_ = EvalConfig(episodes=1, seed=PLAYED + episode, workers=0)
-            value = float(evaluate_parallel([policies[name, seed]], [0], task, config_, workers=0).returns[0, 0])
-            with open_to_append(path) as file:
-                file.write(
-                    (json.dumps({"setting": name, "seed": seed, "episode": episode, "return": value}) + "\n").encode()
-                )
-            playing.add(arm, episode, value)
-            if not isinstance(playing, best_arm.SequentialHalving):
-                break
-    best = playing.best()
-    means, counts = playing.means(), playing.counts()
-    return {
-        "setting": names[best],
-        "why": f"the best of {count} finalists in {playing.played} real episodes",
-        "episodes": playing.played,
-        "finalists": names,
-        "counts": counts.tolist(),
-        "means": [None if m != m else float(m) for m in means.tolist()],
-    }
-
-
-def _lines(path: Path, names: Sequence[str]) -> list[tuple[str, int, float]]:
-    """(setting, one of `names`; episode; return) of those that were played; a last line that was cut by a kill does not
-    count, and is cut off. Raises UserError for lines that hold anything else."""
-    try:
-        text = trust.read_text(path)
-    except FileNotFoundError:
-        return []
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{path} cannot be read ({first_line(error)}); remove it, and its episodes are played again"
-        ) from None
-    complete, _, partial_line = text.rpartition("\n")
-    if partial_line:
-        with trust.open_to_write(path, "r+b") as file:
-            file.truncate(len((complete + "\n").encode()) if complete else 0)
-    result = []
-    for number, line in enumerate(complete.splitlines(), 1):
-        try:
-            entry = from_json(line)
-            setting, episode, value = entry["setting"], entry["episode"], entry["return"]
-            sound = setting in names and type(episode) is int and type(value) in (int, float)
-        except (ValueError, LookupError, TypeError, RecursionError):
-            sound = False
-        if not sound:
-            raise UserError(
-                f"{path}: line {number} is no episode of a finalist; remove the file, and its episodes are played again"
-            )
-        result.append((setting, episode, float(value)))
-    return result
 
 
 def _truth(search: TuningSearch, task: Task | None, policies: Policies) -> dict[str, Any]:
@@ -302,4 +240,5 @@ def winner_settings(search: TuningSearch, name: str) -> dict[str, Any]:
         "eval.seed": RETRAINED,
         "eval.every": 0,
         "eval.estimate": False,
+        **({} if config.cost_limit is None else {"eval.cost_limit": config.cost_limit}),
     }

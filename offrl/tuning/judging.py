@@ -10,20 +10,26 @@ from typing import Any
 
 import numpy as np
 
+from offrl.data import load_dataset
+from offrl.data.costs import refuse_costless
 from offrl.data.dataset import Dataset
-from offrl.errors import UserError
-from offrl.ope.candidates import run_policies
+from offrl.data.fit import refuse_streams
+from offrl.errors import UserError, warn
+from offrl.ope.candidates import recorded, run_policies
 from offrl.ope.config import OPEConfig, short_fit
 from offrl.ope.judges.critics import gates
 from offrl.ope.selection import Stage, evaluate_policies
 from offrl.runs.run import SavedRun
+from offrl.settings.train import TrainConfig
 from offrl.system import files
 from offrl.system.csv_text import text_of
-from offrl.tuning.choice import pooled_sd
+from offrl.tuning.choice import ERROR95, places, pooled_sd
+from offrl.tuning.config import FEW_EPISODES, TuneConfig
 from offrl.tuning.search.training import RungRun
 
 MOST_PAIRS = 16  # candidates whose targets are computed for each row of fitted Q evaluation, however many there are
 FILE = "trials.csv"  # a row for each setting at each judgement
+COST = "cost"  # the name of an estimate of costs, beside those of the methods
 FINAL = "final"  # what the rung of the last judgement is called
 Row = dict[str, Any]
 Policies = dict[tuple[str, int], Any]  # (setting, seed): policy; those that diverged are missing
@@ -50,9 +56,10 @@ def judge(
     device: str,
     stage: Stage | None = None,
     tell: Callable[[str], None] | None = None,
+    costs: bool = False,
 ) -> dict[str, Any]:
-    """The record of a judgement, of plain numbers: for each policy its estimates by method, and the statistics that
-    none decides by.
+    """The record of a judgement, of plain numbers: for each policy its estimates by method, with `costs` also that of
+    an episode's cost, and the statistics that none decides by.
 
     Raises UserError where a method cannot judge these policies on these data.
     """
@@ -66,7 +73,10 @@ def judge(
         )
     candidates = {name: policy for k, (name, policy) in enumerate(policies_by_name.items()) if gate.finite[k]}
     keys = list(policies)
-    result = evaluate_policies(data, candidates, list(methods), settings, device=device, stage=stage, tell=tell)
+    result = evaluate_policies(
+        data, candidates, list(methods), settings, device=device, stage=stage, tell=tell, costs=costs
+    )
+    estimates = {**result.estimates, **({} if result.costs is None else {COST: result.costs})}
     rows = []
     for k, index in enumerate(indices):
         trial, seed = keys[index]
@@ -76,9 +86,9 @@ def judge(
             "distance": _number(result.distance[k]),
             "own_q": _number(result.own_q[k]),
         }
-        for method, e in result.estimates.items():
+        for method, e in estimates.items():
             row[method] = _number(e.value[k])
-            row[f"{method}_sd"] = _number((e.high[k] - e.low[k]) / (2.0 * 1.959964))
+            row[f"{method}_sd"] = _number((e.high[k] - e.low[k]) / (2.0 * ERROR95))
             if len(e.details.get("seeds", ())) > 1:
                 row[f"{method}_draws"] = [_number(x[k]) for x in e.details["seeds"]]
         row |= {
@@ -116,11 +126,28 @@ class Summary:
     alive: np.ndarray  # seeds that did not diverge
     # why a setting is dropped whatever its estimate: its own Q left what the rewards allow; "" for none
     exploded: tuple[str, ...]
+    cost: np.ndarray  # of an episode, NaN where costs were not judged
+    cost_error: np.ndarray
 
     def criteria(self, names: Sequence[str]) -> np.ndarray:
         """[T, C], larger is better in each."""
-        columns = {"return": self.value, "worst": self.worst, "distance": -self.distance}
+        columns = {"return": self.value, "worst": self.worst, "distance": -self.distance, COST: -self.cost}
         return np.stack([columns[n] for n in names], -1)
+
+    def cost_interval(self, k: int) -> list[float]:
+        """[cost, low, high] of setting k, 95%."""
+        half = ERROR95 * self.cost_error[k]
+        return [float(self.cost[k]), max(0.0, float(self.cost[k] - half)), float(self.cost[k] + half)]
+
+    @property
+    def most_cost(self) -> np.ndarray:
+        """The upper ends of the 95% intervals of the costs."""
+        return self.cost + ERROR95 * self.cost_error
+
+    def standing(self, limit: float | None) -> np.ndarray:
+        """By what settings are thinned out, larger is better: `value`; with a limit of the costs the place among all,
+        from the last, 0: those that keep it come first, by `value`, the others by how little they exceed it."""
+        return self.value if limit is None else places(self.value, self.most_cost, limit)
 
 
 def summarise(record: Mapping[str, Any], trials: Sequence[str], seeds: Sequence[int]) -> Summary:
@@ -141,46 +168,57 @@ def summarise(record: Mapping[str, Any], trials: Sequence[str], seeds: Sequence[
         values = (row[~np.isnan(row)] for row in table(key))
         return np.array([float(how(v)) if len(v) else math.nan for v in values])
 
-    values = table(method)
-    alive = ~np.isnan(values)
-    counts = alive.sum(1)
-    num_fits = max((len(r.get(f"{method}_draws") or ()) for r in rows.values()), default=0)
-    draws = table(f"{method}_draws", [math.nan] * num_fits)
-    fits = np.nan_to_num(column(f"{method}_sd")) ** 2
-    for t, known in enumerate(alive):
-        # of each fit the mean over the seeds, and the variance of these means
-        if num_fits and known.any() and not np.isnan(draws[t, known]).any():
-            fits[t] = draws[t, known].mean(0).var(ddof=1)
-    pooled = pooled_sd(values) ** 2 if (counts > 1).any() else 0.0
-    with np.errstate(divide="ignore", invalid="ignore"):
-        error = np.sqrt(np.where(counts > 0, pooled / np.maximum(counts, 1), np.nan) + fits)
+    def judged(key: str) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+        """(values [T, S], draws [T, S, Q] or None, standard errors [T])."""
+        values = table(key)
+        alive = ~np.isnan(values)
+        counts = alive.sum(1)
+        num_fits = max((len(r.get(f"{key}_draws") or ()) for r in rows.values()), default=0)
+        draws = table(f"{key}_draws", [math.nan] * num_fits)
+        fits = np.nan_to_num(column(f"{key}_sd")) ** 2
+        for t, known in enumerate(alive):
+            # of each fit the mean over the seeds, and the variance of these means
+            if num_fits and known.any() and not np.isnan(draws[t, known]).any():
+                fits[t] = draws[t, known].mean(0).var(ddof=1)
+        pooled = pooled_sd(values) ** 2 if (counts > 1).any() else 0.0
+        with np.errstate(divide="ignore", invalid="ignore"):
+            error = np.sqrt(np.where(counts > 0, pooled / np.maximum(counts, 1), np.nan) + fits)
+        return values, draws if num_fits else None, error
+
+    values, draws, error = judged(method)
     reasons = ([r["exploded"] for s in seeds if (r := rows.get((t, s)))] for t in trials)
     return Summary(
         names=tuple(trials),
         values=values,
-        draws=draws if num_fits else None,
+        draws=draws,
         value=column(method),
         error=error,
         worst=column(method, np.min),
         distance=column("distance"),
         other_values={m: column(m) for m in record["methods"][1:]},
-        alive=counts,
+        alive=(~np.isnan(values)).sum(1),
         exploded=tuple(next(filter(None, texts), "") for texts in reasons),
+        cost=column(COST),
+        cost_error=judged(COST)[2],
     )
 
 
-def clone_distance(data: Dataset) -> float:
-    """How far the actions of the best linear function of the observations lie from the data's: root mean square in [-1,
-    1], or the share of actions that are not the most frequent one. What a policy that clones the data has, at least in
-    size."""
-    actions = data.columns["actions"]
-    if data.spec.discrete:
-        return 1.0 - float(np.bincount(actions.numpy()).max() / len(actions))
-    x = data.columns["observations"].reshape(len(data), -1).double().numpy()
-    x = np.hstack([(x - x.mean(0)) / (x.std(0) + 1e-6), np.ones((len(x), 1))])
-    y = actions.reshape(len(data), -1).double().numpy()
-    weights = np.linalg.solve(x.T @ x + 1e-3 * len(x) * np.eye(x.shape[1]), x.T @ y)
-    return float(np.sqrt(np.mean((x @ weights - y) ** 2)))
+def judging_data(config: TrainConfig, tune: TuneConfig) -> Dataset:
+    """The part of the data that judges, with rewards as recorded. Raises UserError where it is too small to."""
+    part = "second" if tune.split < 1.0 else "first"
+    settings = replace(recorded(config.dataset), split=tune.split, split_part=part, split_seed=tune.seed)
+    data = load_dataset(settings, "cpu", tune.quiet)
+    if tune.data_judges:
+        if tune.cost_limit is not None:
+            refuse_costless(data, "criteria=cost")
+        refuse_streams(data, "a judge", "play instead, judge=[episodes] episodes=100 rungs=1")
+        if data.num_episodes < 2:
+            raise UserError(
+                f"{data.spec.name}: {data.num_episodes} episode is left to judge by; take a larger split= or more data"
+            )
+        if data.num_episodes < FEW_EPISODES:
+            warn(f"{data.num_episodes} episodes judge: they say little, and the table's intervals say how little")
+    return data
 
 
 def short_judge(settings: OPEConfig, judges: Sequence[str], thinned: bool) -> str:
@@ -219,6 +257,8 @@ def judged_rows(
         row |= {"updates": updates, "seeds": int(summary.alive[k])}
         row |= {method: summary.value[k], "error": summary.error[k], "worst": summary.worst[k]}
         row |= {other: column[k] for other, column in summary.other_values.items()}
+        if not math.isnan(summary.cost[k]):
+            row |= {COST: summary.cost[k], "cost_error": summary.cost_error[k]}
         row |= {"distance": summary.distance[k], "exploded": summary.exploded[k], "fate": fates.get(name, "")}
         rows.append({key: _plain(value) for key, value in row.items()})
     return rows

@@ -16,10 +16,9 @@ from offrl.figures.tuning import number, slices
 from offrl.report.context import MANY, count, folded
 from offrl.report.page import Cell, Page, escape
 from offrl.report.rows import unbroken
-from offrl.tuning.choice import pareto_front
-from offrl.tuning.judging import FINAL
+from offrl.tuning.choice import ERROR95, pareto_front
+from offrl.tuning.judging import COST, FINAL
 from offrl.tuning.verdict import (
-    ERROR95,
     NONE,
     Judgement,
     TuneResult,
@@ -65,6 +64,7 @@ def write_page(folder: Path, result: Mapping[str, Any]) -> Path:
     page = Page(f"Tune: {', '.join(result['algos'])} on {result['data']['name']}", subtitle)
     show_choice(page, tune)
     page.contents()
+    _played(page, tune)
     _searched(page, tune)
     if tune.judgements:
         _rungs(page, tune)
@@ -77,6 +77,26 @@ def write_page(folder: Path, result: Mapping[str, Any]) -> Path:
     links = [f'<li><a href="{n}{end}">{n}</a>: {escape(FILES[n])}</li>' for n, end in ends.items()]
     page.markup(f"<ul>{''.join(links)}</ul>")
     return page.save(folder / FILE)
+
+
+def _played(page: Page, tune: TuneResult) -> None:
+    """The real episodes that chose, where there were any."""
+    if not (episodes := tune.result["chosen"].get("episodes")):
+        return
+    page.heading("Real episodes")
+    chosen_by = f"{count(episodes, 'real episode')} chose among the finalists"
+    page.text(f"{chosen_by}; what chose promises too much here as well.", "small")
+    names, counts, *means = filter(
+        None, (tune.result["chosen"].get(k) for k in ("finalists", "counts", "means", "costs"))
+    )
+    headers = ["finalist, in the data's order", "real episodes", "mean return", "mean cost"][: 2 + len(means)]
+    body = [[n, c, *(estimate(real(x)) for x in row)] for n, c, *row in zip(names, counts, *means, strict=True)]
+    if len(means) > 1:
+        points = np.array([[real(value), -real(cost)] for value, cost in zip(*means, strict=True)])
+        front = pareto_front(points)
+        headers.append("on the Pareto front")
+        body = [[*row, "yes" if i in front else "no"] for i, row in enumerate(body)]
+    page.table(headers, body)
 
 
 def _cost(result: Mapping[str, Any]) -> str:
@@ -179,6 +199,7 @@ def _front(page: Page, tune: TuneResult) -> None:
         "return": [j.value for j in finals],
         "worst": [j.number("worst") for j in finals],
         "distance": [-j.number("distance") for j in finals],
+        COST: [-j.number(COST) for j in finals],
     }
     front = [finals[i] for i in pareto_front(np.array([columns[n] for n in tune.result["criteria"]]).T)]
     page.heading("Several criteria")
@@ -190,11 +211,26 @@ def _front(page: Page, tune: TuneResult) -> None:
         [
             Cell(tune.label(j.setting), strong=j.setting == tune.chosen),
             estimate(j.value, j.error),
+            *_costs(tune, j),
             *(estimate(j.number(column)) for column in ("worst", "distance")),
         ]
         for j in sorted(front, key=lambda j: -j.value)
     ]
-    page.table(["on the front", f"{tune.judge}, 95%", "worst seed", "distance"], rows, sortable=True)
+    headers = ["on the front", f"{tune.judge}, 95%", *_cost_headers(tune), "worst seed", "distance"]
+    page.table(headers, rows, sortable=True)
+
+
+def _cost_headers(tune: TuneResult) -> list[str]:
+    return [] if tune.limit is None else ["cost, 95%", f"keeps {tune.limit:g}"]
+
+
+def _costs(tune: TuneResult, j: Judgement) -> list[Any]:
+    """What an episode costs, and whether its interval keeps the limit; nothing without a limit."""
+    if tune.limit is None:
+        return []
+    cost, error = j.number(COST), j.number("cost_error")
+    safe = cost + ERROR95 * error <= tune.limit
+    return [estimate(cost, error), Cell("yes" if safe else "no", kind="good" if safe else "bad")]
 
 
 def _truth(page: Page, tune: TuneResult) -> None:
@@ -236,6 +272,7 @@ def _all_settings(page: Page, tune: TuneResult) -> None:
                 j.bracket,
                 Cell(unbroken(j.row["fate"]), kind="good" if j.row["fate"] == "chosen" else ""),
                 *(estimate(x) for x in (j.value, j.error)),
+                *_costs(tune, j),
                 *(_value(values.get(k)) for k in searched),
                 *(estimate(j.number(k)) for k in (*tune.other_judges, "worst", "distance")),
                 j.row["updates"],
@@ -243,7 +280,8 @@ def _all_settings(page: Page, tune: TuneResult) -> None:
                 Cell("", small=tuple(map(unbroken, textwrap.wrap(veto, 44))), kind="bad" if veto else ""),
             ]
         )
-    headers = ["setting", "rung", "bracket", "fate", tune.judge, "standard error", *searched, *tune.other_judges]
+    headers = ["setting", "rung", "bracket", "fate", tune.judge, "standard error", *_cost_headers(tune), *searched]
+    headers += tune.other_judges
     headers += ["worst seed", "distance", "updates", "seeds", "vetoed"]
     if not rows:  # nothing but episodes judged
         headers = ["setting", *searched]

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from offrl import registry
-from offrl.data import Dataset, load_dataset
-from offrl.data.fit import refuse_streams
+from offrl.data import Dataset
 from offrl.errors import UserError, nearest, warn
-from offrl.ope.candidates import recorded
 from offrl.ope.config import OPEConfig
 from offrl.runs import record as runs
 from offrl.settings import diff
@@ -28,7 +26,8 @@ from offrl.settings.train import MOST_SEEDS, TrainConfig
 from offrl.settings.untrusted import COUNTS, PLACES, check_code, given_of
 from offrl.system import trust
 from offrl.system.devices import pick_device
-from offrl.tuning.config import FEW_EPISODES, MOST_GROUPS, OPTUNA, TuneConfig
+from offrl.tuning.config import MOST_GROUPS, OPTUNA, TuneConfig
+from offrl.tuning.judging import judging_data
 from offrl.tuning.search.rungs import Rung, halving
 from offrl.tuning.search.space import Space, space_of
 from offrl.tuning.search.training import DataSets, RungRun, Values, origin_of, programs, settings_of
@@ -157,7 +156,7 @@ def prepare(values: Mapping[str, Any]) -> Tune:
         )
     folder = Path(config.out)
     data = DataSets()
-    judged_on = _judging_data(composed[config.algos[0]], config)
+    judged_on = judging_data(composed[config.algos[0]], config)
     identity, settings = _identity(config, base, spaces, composed, judged_on)
     created = claim(folder, identity, settings, command_values)
     return Tune(config, folder, spaces, base, judged_on, identity, data, created)
@@ -170,7 +169,7 @@ def flatten_names(values: Mapping[str, Any]) -> dict[str, Any]:
     special = {
         flat_name(k): v
         for k, v in values.items()
-        if k.partition(".")[0] in ("space", "ope") or k in ("algo", "algos", "env", "seed")
+        if k.partition(".")[0] in ("space", "ope") or k in ("algo", "algos", "env", "seed", "cost_limit")
     }
     return {**flatten({k: v for k, v in values.items() if flat_name(k) not in special}), **special}
 
@@ -264,22 +263,6 @@ def _space(
             f"nothing of {algo} is left to search: {', '.join(f'algo.{d.name}' for d in fixed)} is given; leave it out"
         )
     return dataclasses.replace(space, dimensions=searched, default={d.name: space.default[d.name] for d in searched})
-
-
-def _judging_data(config: TrainConfig, tune: TuneConfig) -> Dataset:
-    """The part of the data that judges, with rewards as recorded. Raises UserError where it is too small to."""
-    part = "second" if tune.split < 1.0 else "first"
-    settings = dataclasses.replace(recorded(config.dataset), split=tune.split, split_part=part, split_seed=tune.seed)
-    data = load_dataset(settings, "cpu", tune.quiet)
-    if tune.data_judges:
-        refuse_streams(data, "a judge", "play instead, judge=[episodes] episodes=100 rungs=1")
-        if data.num_episodes < 2:
-            raise UserError(
-                f"{data.spec.name}: {data.num_episodes} episode is left to judge by; take a larger split= or more data"
-            )
-        if data.num_episodes < FEW_EPISODES:
-            warn(f"{data.num_episodes} episodes judge: they say little, and the table's intervals say how little")
-    return data
 
 
 def _identity(

@@ -22,7 +22,7 @@ from offrl.tuning.judging import short_judge
 from offrl.tuning.page import write_page
 from offrl.tuning.plan import GROUP
 from offrl.tuning.search.rungs import cost
-from offrl.tuning.verdict import TuneResult, default_doubt
+from offrl.tuning.verdict import TuneResult, default_doubt, limit_kept
 
 if TYPE_CHECKING:
     from offrl.tuning.engine import TuningSearch
@@ -51,6 +51,7 @@ def write_result(
         "seeds": {"search": work.seeds, "final": work.final_seeds if retrained else []},
         "judge": list(config.judge),
         "criteria": list(config.criteria),
+        "cost_limit": config.cost_limit,
         "short": short_judge(
             config.ope, config.data_judges, any(len(rungs) > 1 for rungs in search.trained) or len(search.trained) > 1
         ),
@@ -115,6 +116,8 @@ def command(search: TuningSearch, name: str) -> str:
     settings |= {"steps": search.config.configs_and_steps()[1], "seeds": search.work.final_seeds}
     if search.config.env != "auto":
         settings["eval.env"] = search.config.env
+    if search.config.cost_limit is not None:
+        settings["eval.cost_limit"] = search.config.cost_limit
     return " ".join(
         [
             "offrl train",
@@ -129,7 +132,16 @@ def _retrained(search: TuningSearch, role: str, name: str) -> dict[str, Any]:
     scores = [r["score"] if r.get("score") is not None else r["return_mean"] for r in rows]
     normalised = bool(rows) and rows[0].get("score") is not None
     interval = None if not scores else [float(x) for x in mean_interval(np.array(scores, float))]
-    return {"setting": name, "run": role, "score": interval, "seeds": scores, "normalised": normalised, "rows": rows}
+    costs = [r["cost"] for r in rows if r.get("cost") is not None]
+    return {
+        "setting": name,
+        "run": role,
+        "score": interval,
+        "seeds": scores,
+        "normalised": normalised,
+        "cost": [float(x) for x in mean_interval(np.array(costs, float))] if costs else None,
+        "rows": rows,
+    }
 
 
 def _truth(search: TuningSearch, by_data: Mapping[str, Any], final: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -171,10 +183,12 @@ def _optimism(search: TuningSearch) -> float | None:
 
 def tell(outcome: Mapping[str, Any], doubt: str) -> None:
     """The outcome in a few lines. doubt: what the judge cannot tell, or ""."""
-    chosen, by_data = outcome["chosen"], outcome["by_data"]
+    chosen, by_data, limited = outcome["chosen"], outcome["by_data"], outcome["cost_limit"] is not None
     name = chosen["setting"]
     values = " ".join(f"{k}={v}" for k, v in outcome["settings"][name]["values"].items())
     say(f"chosen: {name} ({outcome['settings'][name]['algo']} {values}): {chosen['why']}")
+    if sentence := limit_kept(TuneResult(outcome)):
+        say(sentence)
     if len(by_data["members"]) > 1:
         say(f"the data cannot tell these apart: {some(by_data['members'])}")
     if doubt:
@@ -183,7 +197,9 @@ def tell(outcome: Mapping[str, Any], doubt: str) -> None:
         if (entry := outcome["retrained"].get(role)) and entry["score"] is not None:
             kind = "score" if entry["normalised"] else "return"
             detail = f"{len(entry['seeds'])} new seeds, new episodes"
-            say(f"{role} {entry['setting']}, trained anew: {kind} {interval_text(tuple(entry['score']))} ({detail})")
+            cost = f", cost {interval_text(tuple(entry['cost']))}" if limited and entry["cost"] else ""
+            score = interval_text(tuple(entry["score"]))
+            say(f"{role} {entry['setting']}, trained anew: {kind} {score}{cost} ({detail})")
     if "winner" in outcome["retrained"] and "default" not in outcome["retrained"]:
         say("the default settings are the winner")
     if (truth := outcome["truth"]) is not None and truth["lost"] is not None:

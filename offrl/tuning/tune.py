@@ -12,9 +12,10 @@ from offrl.system.locks import exclusive
 from offrl.system.progress import StageProgress
 from offrl.tuning.config import OPTUNA
 from offrl.tuning.engine import TuningSearch, introduction
-from offrl.tuning.final import finish, task_of
+from offrl.tuning.final import finish
 from offrl.tuning.judging import short_judge
 from offrl.tuning.plan import prepare
+from offrl.tuning.real_episodes import task_of
 from offrl.tuning.search import store
 from offrl.tuning.search.propose import load_optuna
 

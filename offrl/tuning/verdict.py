@@ -15,10 +15,10 @@ from offrl.report.rows import digits, span, unbroken
 from offrl.report.whiskers import Answer, Row, picture
 from offrl.settings.field import shown_value
 from offrl.statistics.intervals import mean_interval
+from offrl.tuning.choice import ERROR95
 from offrl.tuning.config import FEW_EPISODES, PLAY
 from offrl.tuning.judging import FINAL
 
-ERROR95 = 1.959964  # standard errors on either side of a 95% interval
 NONE = "\u2013"  # in place of a number that is not known
 ROLES = {"winner": "#009e73", "default": "#d55e00"}
 SCORE = (
@@ -70,6 +70,8 @@ class TuneResult:
         self.finals = {j.setting: j for j in self.judgements if j.rung == FINAL}  # the judgement that chose
         self.members: Sequence[str] = result["by_data"].get("members") or ()  # not told from the largest estimate
         self.vetoed: Mapping[str, str] = result["by_data"].get("vetoed") or {}
+        self.limit: float | None = result.get("cost_limit")  # of an episode's cost
+        self.unsafe: Mapping[str, str] = result["by_data"].get("unsafe") or {}  # may break it
 
     @property
     def first_rung(self) -> list[Judgement]:
@@ -100,12 +102,26 @@ def estimate(x: float, error: float = math.nan) -> Cell:
     return Cell(number(x), small=interval, value=x)
 
 
+def limit_kept(tune: TuneResult) -> str:
+    """A sentence on what an episode of the choice costs, by what chose it; "" without a limit."""
+    interval = tune.result["chosen"].get("cost")
+    if tune.limit is None or not interval:
+        return ""
+    (cost, low, high), played = map(real, interval), tune.result["chosen"].get("episodes")
+    ends = "" if math.isnan(high) else f" [{number(max(0.0, low))}, {number(high)}]"
+    judge = "in the real episodes that it played" if played else "by fitted Q evaluation of the costs"
+    reaches = math.isnan(high) or high > tune.limit >= cost
+    doubt = f"; the interval {'is not known' if math.isnan(high) else 'reaches beyond it'}" if reaches else ""
+    return f"An episode of the choice costs {number(cost)}{ends} {judge} (95%); the limit is {tune.limit:g}{doubt}."
+
+
 def default_doubt(tune: TuneResult) -> str:
-    """A sentence where the judge cannot tell the choice from the default settings of its algorithm; "" where it can.
+    """A sentence where the judge cannot tell the choice from the default settings of its algorithm; "" where it can,
+    and where the default settings may break the limit of the costs.
 
     They are compared in the last rung that judged both.
     """
-    if tune.chosen == tune.default or tune.default not in tune.settings or not tune.judge:
+    if tune.default in (tune.chosen, *tune.unsafe) or tune.default not in tune.settings or not tune.judge:
         return ""
     verdict = "The judge does not tell the choice from the default settings of its algorithm"
     scored = [r for r in ROLES if (tune.result["retrained"].get(r) or {}).get("score") is not None]
@@ -129,8 +145,12 @@ def default_doubt(tune: TuneResult) -> str:
     return f"{verdict} ({tune.judge}: {number(choice.value)} against {number(default.value)}{interval}{where}){advice}."
 
 
-def comparison(retrained: Mapping[str, Mapping[str, Any]], is_default: bool) -> tuple[str, str]:
-    """(a sentence on the winner against the default settings, one of page.KINDS), by the seeds that both have."""
+def comparison(
+    retrained: Mapping[str, Mapping[str, Any]], is_default: bool, limit: float | None = None
+) -> tuple[str, str]:
+    """(a sentence on the winner against the default settings, one of page.KINDS), by the seeds that both have; by their
+    costs where one of them breaks the limit.
+    """
     if not retrained:
         anew = "Nothing was trained anew (retrain=false), so there is no score to report"
         return f"{anew}: estimates that chose promise too much.", "warning"
@@ -138,6 +158,12 @@ def comparison(retrained: Mapping[str, Mapping[str, Any]], is_default: bool) -> 
     if winner is None or not winner["seeds"]:
         unscored = "The choice was trained anew, but not scored"
         return f"{unscored}: these data name no environment, or env=none was given.", "note"
+    costs = [real((e["cost"] or [None])[0]) for e in (winner, default) if e is not None and limit is not None]
+    if limit is not None and costs and costs[0] > limit:
+        return f"Trained anew, the choice breaks the limit of {limit:g}: its episodes cost {number(costs[0])}.", "bad"
+    if limit is not None and len(costs) > 1 and costs[1] > limit:
+        both = f"their episodes cost {number(costs[1])}, the choice's {number(costs[0])}"
+        return f"The default settings break the limit of {limit:g}: {both}.", "good"
     if is_default or default is None:
         return "The choice is what would be trained without a search: the default settings of its algorithm.", "note"
     scores, of_default = (
@@ -195,6 +221,9 @@ def warnings(tune: TuneResult) -> list[str]:
     if tune.judge and result["data"]["episodes"] < FEW_EPISODES:
         episodes = count(result["data"]["episodes"], "episode")
         lines.append(f"only {episodes} judged: which of them these are decides much")
+    if unsafe := [f"{n}: {reason}" for n, reason in tune.unsafe.items() if n != tune.chosen]:
+        number_of = count(len(unsafe), "finalist")
+        lines.append(f"{number_of} may break the limit, with an interval that reaches beyond it: {some(unsafe, 3)}")
     if diverged := [j.setting for j in tune.first_rung if math.isnan(j.value)]:
         lines.append(f"{count(len(diverged), 'setting')} diverged with all seeds: {some(diverged)}")
     return lines
@@ -212,10 +241,10 @@ def show_choice(page: Page, tune: TuneResult) -> None:
         page.text(f"Why: {chosen['why']}. {rule}{alone}.")
     else:
         page.text(f"Why: {chosen['why']}.")
-    for line in (default_doubt(tune), lost_return(tune)):
+    for line in (limit_kept(tune), default_doubt(tune), lost_return(tune)):
         if line:
             page.text(line)
-    sentence, kind = comparison(result["retrained"], tune.chosen == tune.default)
+    sentence, kind = comparison(result["retrained"], tune.chosen == tune.default, tune.limit)
     page.markup(f'<p class="sure {kind}">{escape(sentence)}</p>')
     _scores(page, tune)
     page.markup("</section>")
@@ -238,6 +267,11 @@ def _scores(page: Page, tune: TuneResult) -> None:
         colours[label] = ROLES[role]
         if e["seeds"]:
             lines.append(f"{label}, each seed: {', '.join(digits(real(s), e['normalised']) for s in e['seeds'])}")
+        if tune.limit is not None and e["cost"]:
+            cost, low, high = map(real, e["cost"])
+            each = ", ".join(number(real(r.get("cost"))) for r in e["rows"])
+            ends = "" if math.isnan(low) else f" [{number(low)}, {number(high)}], 95%"
+            lines.append(f"{label}, cost of an episode: {number(cost)}{ends}; each seed: {each}; limit {tune.limit:g}")
     if any(row.estimate is not None for row in rows):
         normalised = all(e["normalised"] for e in entries.values())
         unit = "normalised score" if normalised else "return"
@@ -254,9 +288,3 @@ def _scores(page: Page, tune: TuneResult) -> None:
                 f"this error it would exceed the truth by {number(optimism)} on average (its optimism)."
             )
         page.text(text, "small")
-    if episodes := tune.result["chosen"].get("episodes"):
-        real_episodes = f"{count(episodes, 'real episode')} chose among the finalists"
-        page.text(f"{real_episodes}; what chose promises too much here as well.", "small")
-        columns = (tune.result["chosen"].get(k, ()) for k in ("finalists", "counts", "means"))
-        body = [[name, n, estimate(real(mean))] for name, n, mean in zip(*columns, strict=True)]
-        page.table(["finalist, in the data's order", "real episodes", "mean return"], body)

@@ -65,6 +65,17 @@ def test_halving_by_hand() -> None:
     assert search.best() == 1  # arm 3 has the mean 7, but is out
 
 
+def test_a_limit_comes_before_the_return() -> None:
+    """Arm 2 earns most and breaks the limit of 10, arms 1 and 3 keep it; at the end both break it, arm 1 by less."""
+    search = SequentialHalving(4, 8, 10.0)
+    for arm, value, cost in ((0, 8.0, 12.0), (1, 1.0, 10.0), (2, 9.0, 11.0), (3, 2.0, 0.0)):
+        search.add(arm, 0, value, cost)
+    assert search.best() == 3 and search.pulls() == [(a, e) for e in (1, 2) for a in (3, 1)]
+    for arm, episode in search.pulls():
+        search.add(arm, episode, 5.0, 40.0 if arm == 3 else 13.0)
+    assert search.best() == 1 and search.mean_costs()[[1, 3]].tolist() == [12.0, pytest.approx(80 / 3)]
+
+
 def test_an_arm_that_is_out_is_not_chosen_for_its_mean() -> None:
     search = SequentialHalving(3, 7)
     for arm, value in ((0, 5.0), (1, 6.0), (2, 4.0)):

@@ -18,6 +18,7 @@ from offrl.ope.config import OPEConfig
 from offrl.ope.fqe import FQE, Scale, combine, fit, summarise
 from offrl.ope.importance import behavior_log_prob, doubly_robust, target_log_prob, weighted_sums, wis
 from offrl.ope.problem import behavior_value, candidate_actions, make_problem
+from offrl.ope.selection import evaluate_policies
 
 STATES, DISCOUNT = 4, 0.8
 SMALL: dict[str, Any] = {
@@ -419,3 +420,20 @@ def test_settings_out_of_range() -> None:
                 return super().step(carry, observations, t)
 
         ope.evaluate_policies(two_episodes(True), {"x": Noisy(1)}, "wis", explore)
+
+
+def test_costs_are_those_of_an_episode() -> None:
+    """Fitted Q evaluation of the costs, spread evenly over the longest episode, of 5 steps: J 5 (1 - g) / (1 - g^5)."""
+    costs, ends = np.arange(20.0) % 3, np.arange(20) % 5 == 4
+
+    def data(rewards: np.ndarray) -> Dataset:
+        columns = np.arange(20.0)[:, None], np.zeros((20, 1)), rewards
+        return from_arrays(*columns, None, ends, action_low=-1, action_high=1, costs=costs)
+
+    settings = OPEConfig(**SMALL | {"updates": 2, "discount": 0.9})
+    policies = {"a": Constant(1), "b": Constant(1, 0.5)}
+    found = evaluate_policies(data(-np.arange(20.0)), policies, "fqe", settings, costs=True).costs
+    alone = evaluate_policies(data(costs), policies, "fqe", settings).estimates["fqe"]
+    assert found is not None
+    np.testing.assert_allclose(found.value, alone.value * 5 * 0.1 / (1 - 0.9**5), rtol=1e-6)
+    np.testing.assert_allclose(found.details["seeds"], np.array(alone.details["seeds"]) * 0.5 / (1 - 0.9**5), rtol=1e-6)

@@ -125,6 +125,31 @@ def test_command(run: Run, bc: Run, capsys: pytest.CaptureFixture[str], pictures
     assert "target_returns is auto, or a list of numbers" in capsys.readouterr().err
 
 
+def test_pairs_of_a_return_and_a_limit(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], pictures: dict[str, Any]
+) -> None:
+    """CDT's two prompts: each pair is told to the policies, and its limit is what their costs are held against."""
+    small = {**SMALL, "algo.heads": 2, "algo.batch_size": 8}
+    cdt = offrl.train("cdt", "forbidden-disc", seeds=2, steps=3, runs_dir=str(tmp_path), settings=small)
+    pairs = [(-20.0, 4.0), (-20.0, 16.0)]
+    achieved = cdt.evaluate_target_returns(pairs, episodes=2, max_steps=5)
+    assert list(zip(achieved.targets, achieved.limits, strict=True)) == pairs
+    assert [e.limits.tolist() for e in achieved.evaluations] == [[[4.0] * 2] * 2, [[16.0] * 2] * 2]
+    assert achieved.safe([0, 1])[0][0] == 1.0 and achieved.costs([0])[1][0] == 0.0
+    assert main(["evaluate", str(cdt.dir), "target_returns=[[-20,4],[-20,16]]", "episodes=1", "max_steps=5"]) == 0
+    assert "safe seeds [95% interval]" in capsys.readouterr().out
+    with open(Path(cdt.dir) / "target_returns.csv", newline="") as file:
+        assert [(r["cost_limit"], r["cost"], r["safe"]) for r in csv.DictReader(file)][2] == ("16.0", "0.0", "1.0")
+    assert [h.get_text() for h in pictures["target_returns.png"].axes[0].get_legend().get_texts()] == [
+        "-20, limit 4",
+        "-20, limit 16",
+    ]
+    with pytest.raises(UserError, match="of pairs of a return and a limit"):
+        cdt.evaluate_target_returns([1.0, (1.0, 2.0)])
+    with pytest.raises(UserError, match="a policy of dt cannot act with another cost_limit, only target_return"):
+        run.evaluate_target_returns(pairs)
+
+
 def test_targets_of_the_rest_of_an_episode_are_spread_over_the_scale() -> None:
     """Decision Diffuser's are discounted: an episode's return, here 3000, is none that it could be asked for."""
     data = {"return_min": -5.0, "return_max": 3000.0}

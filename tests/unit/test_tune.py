@@ -212,7 +212,10 @@ def test_the_store_survives_a_torn_line_and_refuses_another_tune(tmp_path: Path)
         ({"judge": ["episodes"], "episodes": 5}, "rungs=1"),
         ({"judge": ["model"]}, "ope.world_model"),
         ({"criteria": ["distance"]}, "begins with return"),
-        ({"criteria": ["return", "cost"]}, "unknown criterion"),
+        ({"criteria": ["return", "costs"]}, "unknown criterion 'costs'. Did you mean 'cost'"),
+        ({"criteria": ["return", "cost"]}, "needs the limit .* cost_limit=20"),
+        ({"cost_limit": 20.0}, r"with criteria=\[return,cost\]: add that"),
+        ({"criteria": ["return", "cost"], "cost_limit": 20.0, "confidence": 0.9}, "confidence= looks at returns"),
         ({"proposer": "nsga2"}, "several criteria"),
         ({"algos": []}, "names no algorithm"),
         ({"split": 0.0}, "must be above 0"),
@@ -242,6 +245,7 @@ def data(tmp_path: Path) -> Path:
         rewards=g.normal(size=300).astype(np.float32),
         terminals=np.zeros(300, bool),
         timeouts=ends,
+        costs=(np.arange(300) % 7 == 0).astype(np.float32),
     )
     return path
 
@@ -464,6 +468,68 @@ def test_reported_seeds_and_episodes_are_none_of_those_that_chose(data: Path, tm
         "ranges of reset seeds that never meet"
     )
     assert json.loads((tmp_path / "t" / "tune.json").read_text())["given"]["budget"] == "16x64"
+
+
+Costs = Callable[[float], float]
+
+
+def with_costs(monkeypatch: pytest.MonkeyPatch, of: Costs) -> None:
+    """The landscape's judge says costs, too: `of` a temperature, with a standard error of 0.1 of each fit."""
+    plain = engine.judge
+
+    def judge(policies: Any, *rest: Any) -> dict[str, Any]:
+        assert rest[-1] is True
+        record = plain(policies, *rest)
+        for row, (temperature, _) in zip(record["policies"], policies.values(), strict=True):
+            row |= {"cost": of(temperature), "cost_sd": 0.1}
+        return record
+
+    monkeypatch.setattr(engine, "judge", judge)
+
+
+LIMITED = {"criteria": ["return", "cost"], "budget": "5x64", "proposer": "grid", "space.temperature": [0.2, 0.5, 1, 2]}
+
+
+def test_the_best_return_of_those_that_keep_the_limit(
+    data: Path, landscape: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Returns are best at temperature 1, and costs 10 times the temperature: 0.5 keeps a limit of 5.5, 1 does not."""
+    with_costs(monkeypatch, lambda temperature: 10.0 * temperature)
+    found = tune(command(data, tmp_path / "t", **LIMITED, rungs=1, cost_limit=5.5))
+    chosen = found["chosen"]
+    assert found["settings"][chosen["setting"]]["values"] == {"temperature": 0.5}
+    assert chosen["why"] == "the largest estimate of what keeps the limit of 5.5 (2 of 5 finalists)"
+    assert chosen["cost"] == pytest.approx([5.0, 5.0 - 0.1 * 1.959964, 5.0 + 0.1 * 1.959964])
+    temperatures = {n: s["values"]["temperature"] for n, s in found["settings"].items()}
+    assert [temperatures[n] for n in chosen["unsafe"]] == [1.0, 2.0, 3.0], "the nearest first"
+    fates = {temperatures[r["setting"]]: r["fate"] for r in found["rows"]}
+    assert fates == {0.5: "chosen", 0.2: "finalist", **dict.fromkeys((1.0, 2.0, 3.0), "may break the limit")}
+    assert [r["cost"] for r in found["rows"] if r["setting"] == chosen["setting"]] == [5.0]
+    assert "An episode of the choice costs 5 [4.804, 5.196] by fitted Q" in capsys.readouterr().out
+    page = (tmp_path / "t" / "index.html").read_text()
+    assert "keeps 5.5" in page and "3 finalists may break the limit" in page
+    assert "The Pareto front: 3 finalists of 5" in page, "2 and 3 cost more than 1 and earn less"
+    again = tune({"resume": str(tmp_path / "t"), "quiet": True})
+    assert again == found
+
+
+def test_where_none_keeps_the_limit_the_nearest_is_named(
+    data: Path, landscape: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with_costs(monkeypatch, lambda temperature: 10.0 * temperature)
+    found = tune(command(data, tmp_path / "t", **LIMITED, cost_limit=1.5))
+    assert found["settings"][found["chosen"]["setting"]]["values"] == {"temperature": 0.2}, "thinned out by the limit"
+    assert found["chosen"]["why"] == "no finalist keeps the limit of 1.5, and it comes nearest"
+
+
+def test_a_limit_needs_costs(data: Path, tmp_path: Path) -> None:
+    with np.load(data) as arrays:
+        np.savez(bare := tmp_path / "bare.npz", **{k: v for k, v in arrays.items() if k != "costs"})
+    with pytest.raises(UserError, match="criteria=cost needs costs, and bare has none: name their column"):
+        tune(command(bare, tmp_path / "t", **LIMITED, cost_limit=5))
+    played = {"episodes": 4, "env": "Pendulum-v1", "judge": ["episodes"], "rungs": 1}
+    with pytest.raises(UserError, match="Pendulum-v1 does not say what a step costs"):
+        tune(command(bare, tmp_path / "t", **LIMITED | played, cost_limit=5))
 
 
 def test_a_space_that_is_used_up_ends_the_search(data: Path, landscape: None, tmp_path: Path) -> None:

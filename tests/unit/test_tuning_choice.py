@@ -49,6 +49,12 @@ def test_values_and_ranks_with_diverged_seeds() -> None:
     np.testing.assert_array_equal(setting_values(six), [4.0, NAN])
 
 
+def test_places_by_a_limit() -> None:
+    """2 and 0 keep the limit of 5, then 4 and 1 that exceed it by 1 and 3; 3 has no value, 5 no cost."""
+    values, costs = [1.0, 9.0, 2.0, NAN, 7.0, 8.0], [5.0, 8.0, 0.0, 1.0, 6.0, NAN]
+    np.testing.assert_array_equal(choice.places(np.array(values), np.array(costs), 5.0), [2, 0, 3, NAN, 1, NAN])
+
+
 def test_pooled_spread() -> None:
     assert pooled_sd([[1.0, 3.0], [10.0, 14.0], [5.0, NAN]]) == pytest.approx(math.sqrt((2.0 + 8.0) / 2))
     assert pooled_sd([[1.0, 2.0, 3.0], [0.0, 4.0, NAN]]) == pytest.approx(math.sqrt((2.0 + 8.0) / 3))

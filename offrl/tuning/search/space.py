@@ -126,6 +126,8 @@ def space_of(algo: str, settings: Any, kind: str, ranges: Mapping[str, Any], vec
         for value in d.values or (d.low, d.high):
             check(dataclasses.replace(settings, **{d.name: value}), "space.")
     default = {d.name: getattr(settings, d.name) for d in dimensions}
+    # of a number that is null without a search, such as a limit, the middle
+    default |= {d.name: d.at(0.5) for d in dimensions if d.tensor and default[d.name] is None}
     return Space(algo, tuple(dimensions), default)
 
 

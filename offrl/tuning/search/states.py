@@ -17,7 +17,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     "judged": {"methods": list[str], "policies": list[dict[str, Any]]},
     "kept": {"settings": dict[str, str]},
     "chosen": {"setting": str, "why": str, "order": list[str], "members": list[str], "vetoed": dict[str, str],
-               "overruled": dict[str, str], "reference": float | None},
+               "overruled": dict[str, str], "unsafe": dict[str, str], "cost": list[float] | None,
+               "reference": float | None},
     "played": {"setting": str, "why": str, "episodes": int},
     "truth": {"environment": str, "episodes": int, "normalised": bool, "policies": list[dict[str, Any]]},
     "retrained": {"rows": list[dict[str, Any]]},
@@ -42,7 +43,7 @@ def fault(stage: str, record: Mapping[str, Any], settings: Collection[str], judg
     for i, row in enumerate(record[ROW_LISTS[kind]] if kind in ROWS else ()):
         if text := _misfit(row, ROWS[kind], f"row {i}: ", () if kind != "retrained" else ("score", "return_mean")):
             return text
-        for method in record["methods"] if kind == "judged" else ():
+        for method in (*record["methods"], *({"cost"} & row.keys())) if kind == "judged" else ():
             wrong = _misfit(row, {method: float | None}, f"row {i}: ")
             draws = misfit(row.get(f"{method}_draws"), list[float | None] | None, f"row {i}: {method}_draws")
             if text := wrong or draws or misfit(row.get(f"{method}_sd"), float | None, f"row {i}: {method}_sd"):
@@ -57,6 +58,7 @@ def fault(stage: str, record: Mapping[str, Any], settings: Collection[str], judg
             *record["members"],
             *record["vetoed"],
             *record["overruled"],
+            *record["unsafe"],
         ],
         "played": lambda: [record["setting"]],
     }.get(kind, list)()

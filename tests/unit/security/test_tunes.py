@@ -20,7 +20,7 @@ from offrl.settings.compose import compose
 from offrl.settings.evaluation import cores
 from offrl.settings.train import TrainConfig, logger_names
 from offrl.settings.untrusted import read_settings
-from offrl.tuning import engine, final, plan
+from offrl.tuning import engine, plan, real_episodes
 from offrl.tuning.search import states, store
 from offrl.tuning.search.space import space_of
 
@@ -202,6 +202,8 @@ CHOSEN = {
     "members": [],
     "vetoed": {},
     "overruled": {},
+    "unsafe": {},
+    "cost": None,
     "reference": None,
 }
 ROW = {"setting": "iql-00", "seed": 0, "fqe": 1.0, "distance": 0.1, "exploded": ""}
@@ -259,10 +261,10 @@ def test_a_tune_whose_choice_is_unknown_is_refused(stranger: Tune) -> None:
     ["[]", "{", '{"setting": "x", "episode": 0, "return": 1.0}', '{"setting": "a", "episode": "0", "return": 1}'],
 )
 def test_episodes_of_others_are_one_line(line: str, tmp_path: Path) -> None:
-    path = tmp_path / final.EPISODES
+    path = tmp_path / real_episodes.EPISODES
     path.write_text('{"setting": "a", "episode": 0, "return": 1.0}\n' + line + "\n")
     with pytest.raises(UserError, match=r"episodes\.jsonl: line 2 is no episode of a finalist"):
-        final._lines(path, ["a"])
+        real_episodes._lines(path, ["a"], False)
 
 
 def test_proposals_lie_within_what_is_searched() -> None:
