@@ -324,7 +324,7 @@ class Algorithm(ABC, Generic[ConfigT]):
         name: tuple[str, ...],
         loss_fn: Callable[..., tuple[Any, ...]],
         *x: Any,
-        clip: float | Tensor = ...,
+        clip: float = ...,
         aux: bool = ...,
     ) -> tuple[Any, ...]: ...
 

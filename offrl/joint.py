@@ -20,7 +20,7 @@ def descend_jointly(
     names: tuple[str, ...],
     loss_fn: Callable[..., Any],
     *x: Any,
-    clip: float | Tensor = math.inf,
+    clip: float = math.inf,
     aux: bool = False,
 ) -> tuple[Any, ...]:
     """`Algorithm.descend` on the modules `names`."""

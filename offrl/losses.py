@@ -74,3 +74,11 @@ def chi_square_dual(difference: Tensor, weight: float | Tensor) -> Tensor:
     u < -4.
     """
     return weight * (difference + 0.25 * difference.square()).clamp(min=0.0) - (1.0 - weight) * difference
+
+
+def percentile(values: Tensor, share: float) -> Tensor:
+    """The number that a `share` of all entries of `values` lie below, linear between order statistics: []."""
+    ordered = values.flatten().sort().values
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    return torch.lerp(ordered[below], ordered[min(below + 1, len(ordered) - 1)], place - below)
