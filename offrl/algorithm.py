@@ -9,11 +9,10 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast, get_args, get_origin
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast, get_args, get_origin, overload
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
 
 from offrl import rng
@@ -21,6 +20,7 @@ from offrl.actor import Actor, BoundParams, MemorylessActor
 from offrl.actor import Carry as Carry
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Sampler, TransitionSampler
+from offrl.joint import descend_jointly
 from offrl.nn import call
 from offrl.nn.custom.networks import with_own_networks
 from offrl.nn.encoders.own import initial_params, with_encoders
@@ -34,7 +34,7 @@ from offrl.nn.encoders.streams import (
     with_observations,
 )
 from offrl.nn.policies import Policy
-from offrl.optim import Adam, OptState, Params
+from offrl.optim import Adam, OptState, Params, gradient
 from offrl.pretrained import Requirement
 from offrl.settings.train import TrainConfig
 
@@ -169,7 +169,7 @@ class Algorithm(ABC, Generic[ConfigT]):
             # only their structure is used: `apply` is handed the parameters
             self.networks = self._networks()
         # what makes the vector that other modules see of the data's observations, and the module whose loss trains it
-        self.encoder: Streams | None = cast(Any, self.networks.get(ENCODER))
+        self.encoder: Streams | None = cast(Any, self.networks[ENCODER]) if spec.encoder is not None else None
         self.encoder_module = trained_by(spec, self.networks) if self.encoder else ""
 
     def _networks(self) -> dict[str, nn.Module]:
@@ -314,34 +314,43 @@ class Algorithm(ABC, Generic[ConfigT]):
         """Module `name` with the given parameters. Gradients flow into `params` only where a loss was handed them."""
         return params.module(*x) if isinstance(params, BoundParams) else call(self.networks[name], params, *x)
 
-    def descend(self, state: TrainState, name: str, loss_fn: LossFn, *x: Any) -> Update:
+    @overload
+    def descend(self, state: TrainState, name: str, loss_fn: LossFn, *x: Any) -> Update: ...
+
+    @overload
+    def descend(
+        self,
+        state: TrainState,
+        name: tuple[str, ...],
+        loss_fn: Callable[..., tuple[Any, ...]],
+        *x: Any,
+        clip: float = ...,
+        aux: bool = ...,
+    ) -> tuple[Any, ...]: ...
+
+    def descend(self, state: TrainState, name: Any, loss_fn: Callable[..., Any], *x: Any, **joint: Any) -> Any:
         """One optimiser step on module `name` down `loss_fn(params, state, *x) -> (loss, metrics)`; everything else is
         constant, but the encoder of observations where this module trains it.
+
+        name: a tuple names modules that descend together. `params` are then theirs by name; one gradient is taken of
+        all, scaled down where its norm is above `clip` (inf), and each module steps by its own optimiser. aux=True: the
+        loss returns (loss, metrics, tensors) and `descend` (state, metrics, tensors), constants from then on.
         """
+        if isinstance(name, tuple):
+            return descend_jointly(self, state, name, loss_fn, *x, **joint)
         params, encoded = state.params[name], self.runtime.encoded
         if encoded is not None and name != encoded.module:
             encoded = None
         if encoded is not None:
             loss_fn, params = with_observations(loss_fn, name, encoded.z, x), {**params, Z: encoded.z}
-        # without the wrappers of torch.func, which take longer than the products of a small network
-        if self.runtime.alone:
-            leaves = {k: v.detach().requires_grad_() for k, v in params.items()}
-            with torch.enable_grad():
-                loss, metrics = loss_fn(leaves, state, *x)
-            values = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-            grads = {
-                k: torch.zeros_like(v) if g is None else g for (k, v), g in zip(leaves.items(), values, strict=True)
-            }
-            metrics = pytree.tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, metrics)
-        else:
-            grads, (_, metrics) = grad_and_value(loss_fn, has_aux=True)(params, state, *x)
+        grads, metrics = gradient(loss_fn, params, state, *x, alone=self.runtime.alone)
         if encoded is not None:
             state = self._stepped(state, ENCODER, encoded.pull(grads.pop(Z)))
         return self._stepped(state, name, grads), metrics
 
-    def _stepped(self, state: TrainState, name: str, grads: Params) -> TrainState:
-        """The state after a step of a module's optimiser."""
-        if self.runtime.reduce_gradients is not None:
+    def _stepped(self, state: TrainState, name: str, grads: Params, *, reduced: bool = False) -> TrainState:
+        """The state after a step of a module's optimiser. reduced: all processes have these gradients in common."""
+        if self.runtime.reduce_gradients is not None and not reduced:
             grads = self.runtime.reduce_gradients(grads)
         params, opt = self._optimizer(name).update(state.params[name], grads, state.opt[name])
         return state._replace(params={**state.params, name: params}, opt={**state.opt, name: opt})

@@ -89,3 +89,11 @@ def mmd(x: Tensor, y: Tensor, sigma: float | Tensor, kernel: str) -> Tensor:
 
     # 1e-6, as BEAR's authors: of equal samples the root has no gradient
     return (similarity(x, x) + similarity(y, y) - 2.0 * similarity(x, y) + 1e-6).sqrt()
+
+
+def percentile(values: Tensor, share: float) -> Tensor:
+    """The number that a `share` of all entries of `values` lie below, linear between order statistics: []."""
+    ordered = values.flatten().sort().values
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    return torch.lerp(ordered[below], ordered[min(below + 1, len(ordered) - 1)], place - below)

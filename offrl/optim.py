@@ -1,4 +1,5 @@
-"""Adam and AdamW as pure functions on dictionaries of tensors, with learning-rate schedules and gradient clipping.
+"""Gradients, and Adam and AdamW as pure functions on dictionaries of tensors, with schedules of the learning rate and
+clipping.
 
 All functions work on ONE replica's parameters, so under `vmap` each replica is clipped by its own norm and may have its
 own learning rate."""
@@ -7,10 +8,14 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import grad_and_value
+from torch.utils import _pytree as pytree
 
 Params = dict[str, Tensor]
 OptState = dict[str, dict[str, Tensor] | Tensor]
@@ -70,9 +75,7 @@ class Adam:
         mu, nu, count = state["mu"], state["nu"], state["count"]
         assert isinstance(mu, dict) and isinstance(nu, dict) and isinstance(count, Tensor)
         if self.clip_norm:
-            norm = global_norm(grads)
-            scale = (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
-            grads = {k: g * scale for k, g in grads.items()}
+            grads = clipped(grads, self.clip_norm)
         if self.clip_value:
             grads = {k: g.clamp(-self.clip_value, self.clip_value) for k, g in grads.items()}
         rate = self.rate(count)
@@ -103,6 +106,29 @@ def once(scalar: Tensor) -> Tensor:
     if traced and scalar.device.type == "cpu":
         return scalar.expand(16).amax()  # of fewer elements the reduction is unrolled, and fused again
     return scalar
+
+
+def gradient(loss_fn: Callable[..., tuple[Tensor, Any]], params: Params, *x: Any, alone: bool) -> tuple[Params, Any]:
+    """The gradient of `loss_fn(params, *x) -> (loss, more)` with respect to `params`, and `more` as constants.
+
+    alone: eagerly, outside of all transforms of torch.func, whose wrappers take longer than the products of a small
+    network.
+    """
+    if not alone:
+        grads, (_, more) = grad_and_value(loss_fn, has_aux=True)(params, *x)
+        return grads, more
+    leaves = {k: v.detach().requires_grad_() for k, v in params.items()}
+    with torch.enable_grad():
+        loss, more = loss_fn(leaves, *x)
+    values = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    grads = {k: torch.zeros_like(v) if g is None else g for (k, v), g in zip(leaves.items(), values, strict=True)}
+    return grads, pytree.tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, more)
+
+
+def clipped(grads: Params, norm: float | Tensor) -> Params:
+    """Gradients, scaled down together where their norm is above `norm`."""
+    scale = (norm / (global_norm(grads) + 1e-6)).clamp(max=1.0)
+    return {k: g * scale for k, g in grads.items()}
 
 
 def global_norm(tree: Params) -> Tensor:

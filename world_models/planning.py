@@ -2,11 +2,11 @@
 (MPC).
 
 `cem` is the cross-entropy method of PETS (arXiv 1805.12114), `mppi` the path-integral planner of TD-MPC2 (arXiv
-2310.16828) without its latent parts. Both know nothing of models: they are handed a function that scores plans, so what
-rolls them out, with how many particles and which value after the last step, is the caller's. They are pure functions of
-a key that neither branch on a tensor nor copy to the host, and plan for B states at once. All states meet the same
-random numbers, so what is planned for one depends neither on the others nor on its place among them; only noise that is
-asked for (`explore`) is each state's own.
+2310.16828). Both know nothing of models: they are handed a function that scores plans, so what rolls them out, with how
+many particles and which value after the last step, is the caller's. They are pure functions of a key that neither
+branch on a tensor nor copy to the host, and plan for B states at once. All states meet the same random numbers, so what
+is planned for one depends neither on the others nor on its place among them; only noise that is asked for (`explore`)
+is each state's own.
 
 Shapes: B states, P candidate plans for each, H steps of a plan, A action dimensions.
 """
@@ -43,24 +43,17 @@ _EDGE = math.erf(math.sqrt(2.0))  # probability that a normal number is within 2
 
 
 @dataclass
-class PlanSettings:
-    """Settings of a planner. Defaults: PETS on HalfCheetah; what only `mppi` reads has TD-MPC2's, but for its largest
+class MPPISettings:
+    """Settings of `mppi`. Defaults: PETS on HalfCheetah; what only `mppi` reads has TD-MPC2's, but for its largest
     noise.
     """
 
-    planner: str = setting(
-        "cem", "how plans improve: cem (PETS), or mppi (as in TD-MPC2)", choices=PLANNERS, acting=True
-    )
     plan_horizon: int = setting(30, "steps of a plan (TD-MPC2, with a value after the last: 3)", low=1, acting=True)
     plan_population: int = setting(500, "plans tried in each iteration (TD-MPC2: 512)", low=1, acting=True)
     plan_elites: int = setting(
         50, "the best of them, which the next iteration is drawn around (TD-MPC2: 64)", low=1, acting=True
     )
     plan_iterations: int = setting(5, "rounds of trying plans before each action (TD-MPC2: 6)", low=1, acting=True)
-    plan_particles: int = setting(20, "rollouts of each plan, whose returns are averaged", low=1, acting=True)
-    plan_alpha: float = setting(
-        0.1, "cem: share of the old mean and variance that stays in each iteration", low=0.0, high=1.0, acting=True
-    )
     plan_std_min: float = setting(
         0.05, "mppi: least standard deviation of candidate actions, in units of [-1, 1]", low=0.0, acting=True
     )
@@ -80,6 +73,19 @@ class PlanSettings:
     )
 
 
+@dataclass
+class PlanSettings(MPPISettings):
+    """Settings of either planner."""
+
+    planner: str = setting(
+        "cem", "how plans improve: cem (PETS), or mppi (as in TD-MPC2)", choices=PLANNERS, acting=True
+    )
+    plan_particles: int = setting(20, "rollouts of each plan, whose returns are averaged", low=1, acting=True)
+    plan_alpha: float = setting(
+        0.1, "cem: share of the old mean and variance that stays in each iteration", low=0.0, high=1.0, acting=True
+    )
+
+
 def check_plan(config: Any) -> None:
     """Raise UserError for settings that contradict one another. Settings are compared as Python numbers: call it in
     `modules`.
@@ -90,11 +96,12 @@ def check_plan(config: Any) -> None:
             "lower the first or raise the second"
         )
     for names, most, unit in PLAN_LIMITS:
-        if (product := math.prod(getattr(config, name) for name in names)) > most:
+        known = [name for name in names if hasattr(config, name)]
+        if (product := math.prod(getattr(config, name) for name in known)) > most:
             raise UserError(
-                f"{' times '.join(f'algo.{name}' for name in names)} is {product:,} {unit}; at most {most:,} are tried"
+                f"{' times '.join(f'algo.{name}' for name in known)} is {product:,} {unit}; at most {most:,} are tried"
             )
-    if config.planner == "mppi" and config.plan_std_min > config.plan_std_max:
+    if getattr(config, "planner", "mppi") == "mppi" and config.plan_std_min > config.plan_std_max:
         raise UserError(
             f"algo.plan_std_min={config.plan_std_min} is above algo.plan_std_max={config.plan_std_max}; equal "
             "ones fix the noise"
@@ -210,6 +217,7 @@ def mppi(
     std_max: float | Tensor,
     pick: str = "elite",
     explore: bool = False,
+    proposals: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Path integral control as in TD-MPC2 (arXiv 2310.16828): the first action [B, A], and the next step's mean plan
     [B, H, A].
@@ -220,7 +228,8 @@ def mppi(
 
     std_min, std_max: of the candidates, in units of half the bounds' distance; the first iteration draws with std_max.
     pick: the action is that of an "elite" drawn by its weight, or of the "mean". explore: with noise of the plan's
-    standard deviation, and draws that are each state's own.
+    standard deviation, and draws that are each state's own. proposals: plans [B, N, H, A] within the bounds, such as a
+    policy's, that are among the `population` of every iteration.
     The other arguments, and returns that are not finite, as in `cem`.
     """
     _fits(population, elites)
@@ -230,7 +239,11 @@ def mppi(
     std = most.expand_as(mean)
     for i in range(iterations):
         draw, score = rng.split(rng.fold_in(key, i))
-        plans = _candidates(rng.normal, draw, mean, std, low, high, population)
+        if proposals is None:
+            plans = _candidates(rng.normal, draw, mean, std, low, high, population)
+        else:
+            plans = _candidates(rng.normal, draw, mean, std, low, high, population - proposals.shape[1])
+            plans = torch.cat([proposals, plans], 1)
         value, best = _best(returns, observations, plans, score, elites)
         counts = torch.isfinite(value)
         top = torch.where(counts[:, :1], value[:, :1], 0.0)  # of values in falling order

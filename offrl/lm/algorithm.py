@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from offrl.actor import Actor
-from offrl.algorithm import Algorithm, Grid, LossFn, Metrics, TrainState, Traits, Update
+from offrl.algorithm import Algorithm, Grid, LossFn, Metrics, TrainState, Traits
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError, warn
@@ -102,7 +102,7 @@ class TextAlgorithm(Algorithm[ConfigT]):
         """The method x[0] of module `name`, with the given parameters."""
         return call(self.networks[name], params, *x)
 
-    def descend(self, state: TrainState, name: str, loss_fn: LossFn, *x: Any) -> Update:
+    def descend(self, state: TrainState, name: Any, loss_fn: LossFn, *x: Any, **joint: Any) -> Any:
         """One optimiser step on module `name`. The first of x is a batch, which is taken in `accumulate` parts: losses
         and metrics are sums over what a part holds, divided by what the whole batch holds (`share`), so they add up."""
         batch, arguments = x[0], x[1:]

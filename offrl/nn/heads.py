@@ -105,7 +105,7 @@ class Binned(ABC):
     def loss(self, logits: Tensor, target: Tensor, bootstrap: Bootstrap | None = None) -> Tensor:
         return -(self.project(target, bootstrap) * logits.float().log_softmax(-1)).sum(-1)
 
-    def saturation(self, target: Tensor) -> Tensor | None:
+    def saturation(self, target: Tensor) -> Tensor:
         return ((target < self.low) | (target > self.high)).float().mean()
 
 
@@ -116,6 +116,37 @@ class TwoHot(Binned):
 
     def project(self, target: Tensor, bootstrap: Bootstrap | None) -> Tensor:
         return (1.0 - (self.position(target).unsqueeze(-1) - self.index(target)).abs()).clamp(min=0.0)
+
+
+def symlog(x: Tensor) -> Tensor:
+    """sign(x) log(1 + |x|), elementwise."""
+    return x.sign() * x.abs().log1p()
+
+
+def symexp(x: Tensor) -> Tensor:
+    """The inverse of `symlog`."""
+    return x.sign() * x.abs().expm1()
+
+
+class SymlogTwoHot(TwoHot):
+    """TwoHot of symlog(target), over an odd number of bins of [-limit, limit] in these units; the value is symexp of
+    the mean (TD-MPC2, arXiv 2310.16828).
+    """
+
+    def __init__(self, bins: int, limit: float) -> None:
+        super().__init__(bins, -limit, limit)
+
+    def position(self, target: Tensor) -> Tensor:
+        return super().position(symlog(target.float()))
+
+    def mean(self, logits: Tensor) -> Tensor:
+        # bins in pairs: equal outputs give exactly 0, and small values keep their digits
+        p, half = logits.float().softmax(-1), self.out_dim // 2
+        excess = p[..., half + 1 :] - p[..., :half].flip(-1)
+        return symexp(self.width * (excess * (1.0 + self.index(logits)[:half])).sum(-1))
+
+    def saturation(self, target: Tensor) -> Tensor:
+        return super().saturation(symlog(target))
 
 
 class HLGauss(Binned):

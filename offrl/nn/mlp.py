@@ -107,7 +107,8 @@ class Layers(nn.Module, ABC):
 
     The order, LayerNorm after the activation, is ReBRAC's (arXiv 2305.09836); `norm_first`: before it, as in XQL's V.
     `residual`: a hidden layer as wide as the one before adds its input to its output. `layer_norm_epsilon` is added to
-    the variance: 1e-5 is torch's, 1e-6 flax's.
+    the variance: 1e-5 is torch's, 1e-6 flax's. `dropout_first`: dropout is in the first layer alone, right after the
+    linear map, as in TD-MPC2.
     """
 
     head: nn.Module
@@ -122,12 +123,13 @@ class Layers(nn.Module, ABC):
         norm_first: bool = False,
         residual: bool = False,
         dropout: float = 0.0,
+        dropout_first: bool = False,
     ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.activation = ACTIVATIONS[activation]
         self.layer_norm, self.epsilon, self.norm_first = layer_norm, layer_norm_epsilon, norm_first
-        self.residual, self.dropout = residual, dropout
+        self.residual, self.dropout, self.dropout_first = residual, dropout, dropout_first
 
     @abstractmethod
     def norm(self, i: int) -> tuple[Tensor, Tensor]:
@@ -136,13 +138,16 @@ class Layers(nn.Module, ABC):
     def forward(self, x: Any, key: Tensor | None = None) -> Tensor:
         """x [..., in_dim] -> [..., out_dim]. Dropout is on exactly when a key is given."""
         for i, layer in enumerate(self.layers):
-            y = layer(x) if self.norm_first else self.activation(layer(x))
+            y = layer(x)
+            if key is not None and self.dropout_first and i == 0:
+                y = dropout(y, self.dropout, key)
+            y = y if self.norm_first else self.activation(y)
             if self.layer_norm:
                 # not nn.LayerNorm itself: under vmap and autocast to bfloat16 that fails (torch 2.13)
                 scale, shift = self.norm(i)
                 y = F.layer_norm(y, y.shape[-1:], eps=self.epsilon) * scale + shift
             y = self.activation(y) if self.norm_first else y
-            if key is not None and self.dropout > 0.0:
+            if key is not None and self.dropout > 0.0 and not self.dropout_first:
                 y = dropout(y, self.dropout, rng.fold_in(key, i))
             x = x + y if self.residual and i > 0 and x.shape[-1] == y.shape[-1] else y
         return self.head(x)

@@ -344,24 +344,23 @@ def test_update_is_a_pure_function(case: Case) -> None:
 @each([pytest.param(c, marks=pytest.mark.nightly if c.settings else ()) for c in ALL])
 def test_each_loss_trains_its_own_module_and_targets_only_follow(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = case.make()
-    descended, followed = [], []
+    descended: list[str] = []
+    followed: list[str] = []
     descend, polyak = Algorithm.descend, Algorithm.polyak
 
-    def spy_descend(self: Algorithm, state: TrainState, name: str, *args: Any) -> Any:
-        before = copy(state)
-        new, metrics = descend(self, state, name, *args)
+    def spy_descend(self: Algorithm, state: TrainState, name: str | tuple[str, ...], *args: Any, **joint: Any) -> Any:
+        before, names = copy(state), (name,) if isinstance(name, str) else name
+        new, *more = descend(self, state, name, *args, **joint)  # type: ignore[misc]
         identical(before, state)
-        own = {"params": new.params[name], "opt": new.opt[name]}
-        assert all(not torch.equal(v, before.params[name][k]) for k, v in own["params"].items()), (
-            f"{name}: a parameter does not learn"
-        )
-        assert int(own["opt"]["count"]) == int(before.opt[name]["count"]) + 1  # type: ignore[arg-type]
-        identical(
-            new._replace(params={**new.params, name: before.params[name]}, opt={**new.opt, name: before.opt[name]}),
-            before,
-        )
-        descended.append(name)
-        return new, metrics
+        for module in names:
+            assert all(not torch.equal(v, before.params[module][k]) for k, v in new.params[module].items()), (
+                f"{module}: a parameter does not learn"
+            )
+            assert int(new.opt[module]["count"]) == int(before.opt[module]["count"]) + 1  # type: ignore[arg-type]
+        params, opt = ({n: getattr(before, part)[n] for n in names} for part in ("params", "opt"))
+        identical(new._replace(params={**new.params, **params}, opt={**new.opt, **opt}), before)
+        descended.extend(names)
+        return new, *more
 
     def spy_polyak(self: Algorithm, state: TrainState, name: str, rate: Any = None) -> TrainState:
         before, rate = copy(state), self.config.polyak if rate is None else rate

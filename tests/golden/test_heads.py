@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from offrl.nn import BINNED, Bootstrap, make_head
+from offrl.nn.heads import SymlogTwoHot, symexp, symlog
 
 G = np.random.default_rng(0)
 RANGES = [(5, -2.0, 3.0), (11, 0.0, 1.0), (101, -117.4, 456.3), (51, 990.0, 1010.0)]
@@ -250,3 +251,39 @@ def test_an_empty_range_is_refused(bins: int, low: float, high: float) -> None:
     for name in BINNED:
         with pytest.raises(ValueError, match="at least two bins"):
             make_head(name, bins, low, high)
+
+
+def test_symlog() -> None:
+    pairs = {0: 0, 1: 0.693147, -1: -0.693147, 10: 2.397895, 1000: 6.908755, -99: -4.605170}
+    x, y = f32(list(pairs)), f32(list(pairs.values()))
+    torch.testing.assert_close(symlog(x), y)
+    torch.testing.assert_close(symexp(symlog(x)), x, rtol=1e-5, atol=0.0)
+    torch.testing.assert_close(symexp(f32([1.0, -2.0, 20.0])), f32([1.718282, -6.389056, 485165194.4]))
+
+
+@pytest.mark.parametrize(
+    ("y", "bins", "read"),
+    [
+        (5.0, {58: 0.041203, 59: 0.958797}, 5.0),
+        (1.0, {53: 0.534264, 54: 0.465736}, 1.0),
+        (-3.7, {42: 0.737812, 43: 0.262188}, -3.7),
+        (0.0, {50: 1.0}, 0.0),
+        (1e5, {100: 1.0}, 22025.466),  # beyond what 10 stands for
+    ],
+)
+def test_two_hot_in_symlog_units(y: float, bins: dict[int, float], read: float) -> None:
+    head = SymlogTwoHot(101, 10.0)
+    p = head.project(f32(y), None)
+    assert {i: pytest.approx(float(v), abs=2e-5) for i, v in enumerate(p) if v > 0} == bins
+    assert float(head.mean(p.log())) == pytest.approx(read, rel=1e-5, abs=1e-6)
+    assert float(head.mean(torch.full((101,), 0.3))) == 0.0
+    assert float(head.saturation(f32([y]))) == (y > 22026)
+
+
+def test_the_loss_of_two_hot_in_symlog_units() -> None:
+    """Of equal outputs the gradient is softmax - target."""
+    head, logits = SymlogTwoHot(101, 10.0), torch.zeros(101, requires_grad=True)
+    loss = head.loss(logits, f32(5.0))
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(math.log(101), rel=1e-6)
+    torch.testing.assert_close(logits.grad, 1 / 101 - head.project(f32(5.0), None), rtol=0.0, atol=1e-6)

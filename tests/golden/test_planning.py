@@ -353,6 +353,39 @@ def test_a_colder_mppi_acts_as_the_best_plan_and_a_hot_one_as_their_mean() -> No
         ).all()
 
 
+def test_an_update_of_mppi_with_three_plans() -> None:
+    """Plans of returns 1, 2, 3, one more of NaN, and first actions 0, 0.5, 1; proposals are the whole population."""
+    plans = torch.tensor([0.0, 0.5, 1.0, -1.0]).view(1, 4, 1, 1)
+    value = torch.tensor([[1.0, 2.0, 3.0, float("nan")]])
+    settings = {"iterations": 1, "temperature": 0.5, "std_min": 0.05, "std_max": 2.0, "pick": "mean"}
+    problem = torch.zeros(1, 1), torch.zeros(1, 1, 1), -ONES[:1], ONES[:1], KEY
+
+    def update(elites: int, explore: bool = False) -> float:
+        size = 3 if elites < 3 else 4  # without the NaN, whose weight is 0 where it is an elite
+        returns = lambda o, p, key: value[:, :size]  # noqa: E731
+        few = {"population": size, "elites": min(elites, size), "explore": explore, "proposals": plans[:, :size]}
+        return float(mppi(returns, *problem, **settings, **few)[0])
+
+    assert update(4) == pytest.approx(0.660078, rel=1e-6)  # weights 0.186324, 0.307196, 0.506480
+    noise = float(rng.normal(rng.split(rng.fold_in(KEY, 1))[1], (1, 1)))
+    assert abs(noise) < 0.8  # inside the bounds
+    assert (update(4, explore=True) - 0.660078) / noise == pytest.approx(0.384156, rel=1e-4)
+    assert update(2) == pytest.approx(0.811230, rel=1e-6)  # weights 0.377541, 0.622459
+    assert update(1) == 1.0
+
+
+def test_plans_that_are_proposed_are_tried_in_every_iteration() -> None:
+    tried: list[Tensor] = []
+
+    def keep(o: Tensor, plans: Tensor, key: Tensor) -> Tensor:
+        tried.append(plans)
+        return quadratic(o, plans, key)
+
+    mine = torch.rand(B, 3, H, A) * (HIGH - LOW) + LOW
+    mppi(keep, GOALS, MEAN, LOW, HIGH, KEY, **{**MPPI, "iterations": 2, "population": P, "elites": 5}, proposals=mine)
+    assert all(torch.equal(plans[:, :3], mine) and plans.shape[1] == P for plans in tried) and len(tried) == 2
+
+
 def test_plan_is_the_planner_of_the_settings() -> None:
     s = PlanSettings()
     assert (s.planner, s.plan_horizon, s.plan_population, s.plan_elites, s.plan_iterations) == ("cem", 30, 500, 50, 5)
@@ -362,7 +395,7 @@ def test_plan_is_the_planner_of_the_settings() -> None:
     shared = {"population": 500, "elites": 50, "iterations": 5}
     x, y = plan(s, noisy, GOALS, MEAN, LOW, HIGH, KEY), cem(noisy, GOALS, MEAN, LOW, HIGH, KEY, alpha=0.1, **shared)
     assert torch.equal(x[0], y[0]) and torch.equal(x[1], y[1])
-    x = plan(PlanSettings("mppi"), noisy, GOALS, MEAN, LOW, HIGH, KEY, explore=True)
+    x = plan(PlanSettings(planner="mppi"), noisy, GOALS, MEAN, LOW, HIGH, KEY, explore=True)
     y = mppi(
         noisy,
         GOALS,
@@ -383,9 +416,9 @@ def test_contradictions_are_refused() -> None:
     with pytest.raises(UserError, match=r"algo.plan_elites=50 is more than algo.plan_population=40"):
         check_plan(PlanSettings(plan_population=40))
     with pytest.raises(UserError, match=r"algo.plan_std_min=0.5 is above algo.plan_std_max=0.3"):
-        check_plan(PlanSettings("mppi", plan_std_min=0.5))
+        check_plan(PlanSettings(planner="mppi", plan_std_min=0.5))
     with pytest.raises(UserError, match="planner=shooting is not allowed"):
-        check(PlanSettings("shooting"))
+        check(PlanSettings(planner="shooting"))
     with pytest.raises(ValueError, match="returns of shape"):
         cem(lambda o, plans, key: plans.sum((-1, -2))[0], GOALS, MEAN, LOW, HIGH, KEY, **CEM)
     with pytest.raises(ValueError, match="3 elites"):

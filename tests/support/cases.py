@@ -44,7 +44,8 @@ BATCH = 32
 IMITATION = ("act", "bc", "chunk_bc", "diffusion_bc", "dpt", "flow_bc", "recoil")
 # of DT, which stands for them where discrete actions are concerned
 DESCENDANTS = ("edt", "lamo", "meta_dt", "modt", "qdt", "vadt")
-WAITING = ("lamo",)  # whose first update leaves a parameter as it is: LoRA's A learns once its B is no longer 0
+# whose first update leaves a parameter as it is: LoRA's A learns once its B is no longer 0, layers once the heads are
+WAITING = ("lamo", "tdmpc2")
 LEARNER = {"actor_learning_rate": 3e-3, "polyak": 0.05, "horizon": 1, "critics": 2, "entropy_in_target": False}
 SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved within a second
     "act": {
@@ -226,6 +227,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"state_source": "distil", "action_steps": 9},
         {"action_steps": 0, "n_step": 3},
     ],
+    "tdmpc2": [
+        {"bc_weight": 0.0, "target_critics": 2, "plan_start": "previous", "plan_std_max": 2.0, "episodic": False},
+        {"planning": False},
+    ],
     "tt": [
         {
             "discretizer": "uniform",
@@ -274,6 +279,8 @@ SMALL: dict[str, Any] = {
     "plan_elites": 4,
     "plan_iterations": 2,
     "plan_particles": 2,
+    "plan_proposals": 4,
+    "encoder_hidden": [16],
     # hierarchical
     "latent": 16,
     "subgoal_steps": 3,
@@ -330,6 +337,8 @@ class Case:
             small["candidates"] = 2  # plans; of this name MOPO has models
         if "diffuser" in self.name:
             small["learning_rate"] = 1e-4  # a gradient that is nothing but rounding is a whole step of Adam
+        if self.name == "tdmpc2":  # all values are 0 at first, so that rounding would decide which plans are elites
+            small |= {"plan_elites": 16, "plan_action": "mean"}
         if self.name == "lamo":
             small["embedding"] = "linear"  # of this name others have a width
         config = kind.Config(**{**{k: v for k, v in small.items() if k in known}, **dict(self.settings), **settings})

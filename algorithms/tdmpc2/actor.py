@@ -1,0 +1,108 @@
+"""Acting by MPPI in the latent model, around the plans of the policy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from offrl import rng
+from offrl.algorithm import Actor, Carry
+from offrl.algorithms.tdmpc2.networks import HEAD
+from offrl.world_models.planning import first_plan, mppi
+
+if TYPE_CHECKING:
+    from offrl.algorithms.tdmpc2.algorithm import TDMPC2
+
+
+class PlanCarry(NamedTuple):
+    """The memory of planning in E episodes that began together."""
+
+    mean: Tensor  # [E, H, A]: the previous plan, one step later
+    t: int
+
+
+class LatentPlanner(Actor):
+    """The first action of the plan that the search ends with, or with `planning` off the policy's own.
+
+    Without `explore` its random numbers depend on the seed and the step of the episode alone.
+    """
+
+    algorithm: TDMPC2
+
+    def start(self, episodes: int) -> Carry:
+        c = self.algorithm.config
+        if not c.planning:
+            return None
+        return PlanCarry(first_plan(episodes, c.plan_horizon, *self._bounds(torch.device("cpu"))), 0)
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+        c, latents = self.algorithm.config, self.apply("encoder", observations)
+        if carry is None:
+            return self.choose(self.apply("actor", latents), key, explore), None
+        if not explore:
+            key = rng.fold_in(rng.fold_in(self.state.key, 211), carry.t)
+        search, draws = rng.split(key)
+        mean = carry.mean.to(latents.device)
+        if c.plan_start == "policy":
+            mean = self.policy_plans(latents, torch.zeros_like(mean[:1]))[:, 0]
+        noise = rng.normal(draws, (c.plan_proposals, *mean.shape[1:]))
+        action, mean = mppi(
+            self.returns,
+            latents,
+            mean,
+            *self._bounds(latents.device),
+            search,
+            population=c.plan_population,
+            elites=c.plan_elites,
+            iterations=c.plan_iterations,
+            temperature=c.plan_temperature,
+            std_min=c.plan_std_min,
+            std_max=c.plan_std_max,
+            pick=c.plan_action,
+            explore=explore,
+            proposals=self.policy_plans(latents, noise),
+        )
+        return action, PlanCarry(mean, carry.t + 1)
+
+    def _bounds(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        ones = torch.ones(self.algorithm.spec.action_dim, device=device)
+        return -ones, ones
+
+    def policy_plans(self, latents: Tensor, noise: Tensor) -> Tensor:
+        """Plans [B, N, H, A] of the policy from latents [B, L], with standard normal noise [N, H, A]: zeros give its
+        mean.
+        """
+        z, actions = _each(latents, len(noise)), []
+        for t in range(noise.shape[1]):
+            actions.append(self._policy(z, noise[:, t]))
+            if t + 1 < noise.shape[1]:
+                z = self.apply("model", z, actions[-1]).latent
+        return torch.stack(actions, 2)
+
+    def _policy(self, latents: Tensor, noise: Tensor) -> Tensor:
+        """Actions [B, N, A] at latents [B, N, L], with standard normal noise [N, A] that all B share."""
+        mean, log_std = self.apply("actor", latents)
+        return (mean + log_std.exp() * noise).tanh()
+
+    def returns(self, latents: Tensor, plans: Tensor, key: Tensor) -> Tensor:
+        """sum_t gamma^t r_t + gamma^H Q(z_H, pi(z_H)) of plans [B, P, H, A] from latents [B, L]: [B, P], where Q is the
+        mean of two critics and nothing counts after a terminal.
+        """
+        pair, draws = rng.split(key)
+        z, weight = _each(latents, plans.shape[1]), plans.new_ones(())
+        total = torch.zeros_like(plans[..., 0, 0])
+        for t in range(plans.shape[2]):
+            step = self.apply("model", z, plans[:, :, t])
+            z, total = step.latent, total + weight * HEAD.mean(step.reward)
+            weight = weight * self.algorithm.config.discount
+            if step.termination is not None:
+                weight = weight * (step.termination <= 0.0)
+        action = self._policy(z, rng.normal(draws, (plans.shape[1], plans.shape[-1])))
+        return total + weight * self.algorithm.mean_q(self.state.params["critic"], z, action, pair)
+
+
+def _each(latents: Tensor, count: int) -> Tensor:
+    """Latents [B, L] for `count` plans each: [B, count, L]."""
+    return latents.unsqueeze(1).expand(-1, count, -1)

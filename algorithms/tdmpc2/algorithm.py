@@ -1,0 +1,205 @@
+"""TD-MPC2: "TD-MPC2: Scalable, Robust World Models for Continuous Control" (Hansen et al., 2024, arXiv 2310.16828), for
+observations that are vectors.
+
+Encoder, latent dynamics, rewards and critics learn together from windows of states; a policy maximises the critics, and
+acting plans around it. Ours is the pessimism for data without an environment, for which nothing is published: the
+policy also clones the data (`bc_weight`), targets take the smallest of all critics (`target_critics`), and plans stay
+near the policy's (`plan_start`, `plan_proposals`, `plan_std_max`, `plan_temperature`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from offrl import losses, rng
+from offrl.algorithm import (
+    Adam,
+    Algorithm,
+    Batch,
+    Dataset,
+    Grid,
+    Loss,
+    Metrics,
+    Params,
+    Sampler,
+    TrainState,
+    Traits,
+    Tree,
+    Update,
+)
+from offrl.algorithms.tdmpc2.actor import LatentPlanner
+from offrl.algorithms.tdmpc2.networks import FORM, HEAD, LatentModel, LatentPolicy, make_critics
+from offrl.algorithms.tdmpc2.settings import TDMPC2Config, check_settings, discount_for
+from offrl.data.samplers.states import IS_TERMINAL, VALID, StateSampler
+from offrl.nn.encoders.own import members
+from offrl.nn.simnorm import SimNormMLP
+from offrl.registry import register
+
+CLONING = 2.5  # TD3+BC's alpha
+
+
+@register("algo", "tdmpc2")
+class TDMPC2(Algorithm[TDMPC2Config]):
+    """Modules: encoder, model (dynamics, rewards, terminals), critic, actor. Shapes: K states of a window, the first
+    axis of all that is learnt from; B windows; L latent; E critics.
+    """
+
+    traits = Traits(
+        targets=("critic",),
+        policy_modules=("encoder", "model", "critic", "actor"),
+        critic_modules=("encoder", "critic"),
+        actions=("continuous",),
+        n_step=False,
+        acts_on_device=True,
+    )
+    actor_class = LatentPlanner
+
+    @classmethod
+    def fit_config(cls, config: TDMPC2Config, dataset: Dataset, grid: Grid = None) -> TDMPC2Config:
+        """The discount of the longest episodes, and whether they end in terminals."""
+        task, longest = dataset.spec.task, int(dataset.episode_lengths().max())
+        steps = (task.max_episode_steps if task else None) or longest
+        return replace(
+            config,
+            discount=discount_for(steps) if config.discount is None else config.discount,
+            episodic=bool(dataset.columns["terminations"].any()) if config.episodic is None else config.episodic,
+        )
+
+    def modules(self) -> dict[str, nn.Module]:
+        c, s = self.config, self.spec
+        check_settings(c)
+        asked = c.plan_population * c.plan_iterations * c.plan_horizon
+        self.runtime.notes = (f"planning asks the model {asked:,} times before each action (algo.plan_*)",) * c.planning
+        return {
+            "encoder": SimNormMLP(s.observation_dim, c.encoder_hidden, c.latent),
+            "model": LatentModel(c.latent, s.action_dim, c.hidden, bool(c.episodic)),
+            "critic": make_critics(c.critics, c.latent, s.action_dim, c.hidden, c.critic_dropout),
+            "actor": LatentPolicy(c.latent, s.action_dim, c.hidden, **FORM),
+        }
+
+    def sampler(self) -> Sampler:
+        return StateSampler(self.config.horizon + 1)
+
+    def optimizer(self, name: str) -> Adam:
+        c = self.config
+        if name == "actor":
+            return Adam(c.learning_rate, eps=1e-5, clip_norm=c.clip_norm)
+        return Adam(c.learning_rate * c.encoder_rate if name == "encoder" else c.learning_rate)
+
+    def extra(self, params: dict[str, Params]) -> Tree:
+        return {"scale": torch.ones(())}
+
+    # ---- values
+
+    def q_logits(self, params: Params, latents: Tensor, actions: Tensor, key: Tensor | None = None) -> Tensor:
+        """Outputs [E, ..., bins] of critics at latents [..., L] and actions [..., A]; a key switches dropout on."""
+        x = torch.cat([latents, actions], -1)
+        return self.apply("critic", params, x.flatten(0, -2), key).unflatten(1, x.shape[:-1])
+
+    def some_critics(self, params: Params, count: int, key: Tensor) -> Params:
+        """The parameters of `count` critics drawn without replacement; 0: of all."""
+        if count in (0, self.config.critics):
+            return dict(params)
+        return members(params, rng.uniform(key, (self.config.critics,)).topk(count).indices)
+
+    def mean_q(
+        self, params: Params, latents: Tensor, actions: Tensor, key: Tensor, dropout: Tensor | None = None
+    ) -> Tensor:
+        """The mean value [...] of two critics drawn by `key`, at latents [..., L] and actions [..., A]."""
+        pair = self.some_critics(params, min(2, self.config.critics), key)
+        return HEAD.mean(self.q_logits(pair, latents, actions, dropout)).mean(0)
+
+    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
+        latents = self.apply("encoder", state.params["encoder"], observations)
+        return HEAD.mean(self.q_logits(state.params["critic"], latents, actions)).amin(0)
+
+    def td_target(self, state: TrainState, batch: Batch, following: Tensor, key: Tensor) -> Tensor:
+        """y_t = r_t + gamma (1 - terminal) min_j Q'_j(z_{t+1}, a'), a' ~ pi(z_{t+1}), over some j: [K - 1, B]."""
+        chosen, draw = rng.split(key)
+        action = self.policy.sample(self.apply("actor", state.params["actor"], following), draw)
+        critics = self.some_critics(state.target["critic"], self.config.target_critics, chosen)
+        value = HEAD.mean(self.q_logits(critics, following, action)).amin(0)
+        masks = (~batch[IS_TERMINAL][1:]).float()
+        return losses.td_target(batch["rewards"][:-1], masks, self.config.discount, value)  # type: ignore[arg-type]
+
+    # ---- learning
+
+    def weighted(self, loss: Tensor) -> Tensor:
+        """The mean of losses [T, ...], those of step t times rho^t."""
+        mean = loss.flatten(1).mean(1)
+        return (self.config.rho ** torch.arange(len(mean), device=mean.device) * mean).mean()
+
+    def model_loss(
+        self,
+        params: dict[str, Params],
+        state: TrainState,
+        batch: Batch,
+        following: Tensor,
+        targets: Tensor,
+        key: Tensor,
+    ) -> tuple[Tensor, Metrics, Tensor]:
+        """mean_t rho^t [20 |z_{t+1} - sg h(s_{t+1})|^2 + 0.1 CE(R(z_t, a_t), r_t) + 0.1 mean_i CE(Q_i(z_t, a_t), y_t)]
+        + BCE(terminal), z_0 = h(s_0), z_{t+1} = d(z_t, a_t) (equation 4), and z_0..z_H [K, B, L].
+        """
+        c, actions = self.config, batch["actions"][:-1]
+        latents, steps = [self.apply("encoder", params["encoder"], batch["observations"][0])], []
+        for action in actions:
+            steps.append(self.apply("model", params["model"], latents[-1], action))
+            latents.append(steps[-1].latent)
+        z = torch.stack(latents)
+        error = (z[1:] - following).square().mean(-1)
+        consistency = self.weighted(torch.where(batch[VALID][1:], error, 0.0))
+        reward = self.weighted(HEAD.loss(torch.stack([step.reward for step in steps]), batch["rewards"][:-1]))
+        logits = self.q_logits(params["critic"], z[:-1], actions, key if c.critic_dropout else None)
+        value = self.weighted(HEAD.loss(logits, targets).mean(0))
+        loss = c.consistency_weight * consistency + c.reward_weight * reward + c.value_weight * value
+        metrics = {
+            "model/consistency": consistency,
+            "model/reward": reward,
+            "critic/loss": value,
+            "critic/q": HEAD.mean(logits).mean(),
+            "critic/saturation": HEAD.saturation(targets),
+        }
+        if c.episodic:
+            ends = torch.stack([step.termination for step in steps])
+            termination = F.binary_cross_entropy_with_logits(ends, batch[IS_TERMINAL][1:].float())
+            loss, metrics["model/termination"] = loss + c.termination_weight * termination, termination
+        return loss, metrics, z
+
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, latents: Tensor, key: Tensor) -> Loss:
+        """-mean_t rho^t [Q(z_t, a) / S + 1e-4 H], a ~ pi(z_t), Q the mean of two critics, H = -A log N(u) of the action
+        before tanh (equation 6 and the authors' code); ours: + bc_weight E|Q / S| / 2.5 mean_t rho^t (tanh mu - a_t)^2.
+        """
+        c, keys = self.config, rng.split(key, 3)
+        mean, log_std = self.apply("actor", actor, latents)
+        noise = rng.normal(keys[0], tuple(mean.shape))
+        action = (mean + log_std.exp() * noise).tanh()
+        entropy = mean.shape[-1] * (log_std + 0.5 * noise.square() + 0.5 * math.log(2.0 * math.pi)).sum(-1)
+        q = self.mean_q(state.params["critic"], latents, action, keys[1], keys[2] if c.critic_dropout else None)
+        first = q[0].detach()
+        spread = losses.percentile(first, 0.95) - losses.percentile(first, 0.05)
+        scale = torch.lerp(state.extra["scale"], spread.clamp(min=1.0), c.polyak)
+        cloning = self.weighted((mean[:-1].tanh() - batch["actions"][:-1]).square())
+        size = (q.detach() / scale).abs().mean() / CLONING
+        loss = c.bc_weight * size * cloning - self.weighted(q / scale + c.entropy_weight * entropy)
+        metrics: dict[str, Any] = {"loss": loss, "bc": cloning, "scale": scale, "entropy": entropy.mean()}
+        return loss, {f"actor/{name}": value for name, value in metrics.items()}
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
+        batch = {name: column.transpose(0, 1) for name, column in batch.items()}
+        keys = rng.split(key, 3)
+        following = self.apply("encoder", state.params["encoder"], batch["observations"][1:])
+        targets = self.td_target(state, batch, following, keys[0])
+        modules, given = ("encoder", "model", "critic"), (batch, following, targets, keys[1])
+        state, model, latents = self.descend(
+            state, modules, self.model_loss, *given, clip=self.config.clip_norm, aux=True
+        )
+        state, actor = self.descend(state, "actor", self.actor_loss, batch, latents, keys[2])
+        state = state.with_extra(scale=actor["actor/scale"])
+        return self.polyak(state, "critic"), {**model, **actor}

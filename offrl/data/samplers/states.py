@@ -1,0 +1,113 @@
+"""Windows of states, for world models of latent states: what is seen, done and received at K moments in a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from offrl.data.dataset import Dataset
+from offrl.data.samplers.tables import Table, table_of
+from offrl.data.samplers.transitions import VALID, Batch, Episodes, draw_rows, weighted_stretches
+from offrl.errors import UserError
+
+IS_FIRST, IS_LAST, IS_TERMINAL = "is_first", "is_last", "is_terminal"
+PREVIOUS_ACTIONS, ARRIVAL_REWARDS = "previous_actions", "arrival_rewards"
+FLAGS = (IS_FIRST, IS_LAST, IS_TERMINAL, VALID)
+
+
+@dataclass(frozen=True)
+class States:
+    """The source of StateSampler: the states of episodes that are drawn, one after another."""
+
+    begins: Tensor  # [W] int64: the states that windows may begin at
+    table: Table  # [S]
+    final: Tensor  # [S] bool: the state is the successor of its row
+    weighted: Episodes | None = None  # where some windows are drawn more often than others
+
+
+@dataclass(frozen=True)
+class StateSampler:
+    """Windows of K states: observations [B, K, O]; actions and rewards [B, K], of the step from each state on;
+    previous_actions and arrival_rewards, of the step that led to it; is_first, is_last, is_terminal and valid bool
+    [B, K].
+
+    An episode of L rows has L + 1 states where its last row's successor is known or was a terminal, else L. The last of
+    L + 1 has the actions and rewards of the row before, which nobody did there; the first has no arrival: zeros. A
+    terminal state that the data lack repeats the observation before it and is not `valid`.
+
+    kind: "strict": a window lies in one episode, all such alike, as in TD-MPC2 (arXiv 2310.16828); "chain": a window
+    goes on into the next episode, as in Dreamer (arXiv 2301.04104), and its first state counts as an episode's first.
+    Where `Dataset.weights` says so, windows are drawn in proportion to the weight of the row that they begin at.
+    """
+
+    length: int
+    kind: str = "strict"
+
+    def prepare(self, dataset: Dataset) -> States:
+        """Raises UserError where no window fits into the data."""
+        columns, device = dataset.columns, dataset.device
+        weights, drawn = dataset.row_weights().to(device), dataset.episode_shares().to(device) > 0.0
+        starts, last = dataset.episode_start.to(device)[drawn], dataset.episode_end.to(device)[drawn] - 1
+        counts = last - starts + 1 + (columns["successor_known"] | columns["terminations"])[last].long()
+        step, episode = _steps(counts)
+        final = step > (last - starts)[episode]
+        rows = starts[episode] + step - final.long()
+        before = (starts[episode] + step - 1).clamp(min=0)
+        terminal = final & columns["terminations"][rows]
+        flags = {
+            IS_FIRST: step == 0,
+            IS_LAST: step == counts[episode] - 1,
+            IS_TERMINAL: terminal,
+            VALID: ~terminal | columns["successor_known"][rows],
+        }
+        table = table_of(
+            dataset,
+            {name: columns[name] for name in ("observations", "next_observations", "actions", "rewards")},
+            rows,
+            {
+                PREVIOUS_ACTIONS: (columns["actions"], before),
+                ARRIVAL_REWARDS: (columns["rewards"], before),
+                **{name: (flag.to(torch.float32), None) for name, flag in flags.items()},
+            },
+        )
+        ahead = counts[episode] - step if self.kind == "strict" else len(step) - _numbers(step)
+        begins = torch.nonzero((ahead >= self.length) & (weights[rows] > 0.0)).squeeze(-1)
+        if not len(begins):
+            raise UserError(
+                f"{dataset.spec.name}: no window of {self.length} states is in the data, of which at most "
+                f"{int(ahead.max())} follow one another; take a shorter one (algo.horizon, algo.length)"
+            )
+        weighted = None if dataset.weights is None else weighted_stretches(weights[rows[begins]], episode[begins])
+        return States(begins, table, final, weighted)
+
+    def __call__(self, source: States, key: Tensor, batch_size: int) -> Batch:
+        begins = source.begins[draw_rows(key, batch_size, len(source.begins), source.weighted)]
+        at = begins.unsqueeze(-1) + torch.arange(self.length, device=begins.device)
+        batch = {name: x.unflatten(0, at.shape) for name, x in source.table.take(at.flatten()).items()}
+        following = batch.pop("next_observations")
+        batch["observations"] = torch.where(_beside(source.final[at], following), following, batch["observations"])
+        batch |= {name: batch[name] > 0.0 for name in FLAGS}
+        if self.kind == "chain":
+            batch[IS_FIRST] = batch[IS_FIRST] | (at == at[:, :1])
+        for name in (PREVIOUS_ACTIONS, ARRIVAL_REWARDS):
+            batch[name] = torch.where(_beside(batch[IS_FIRST], batch[name]), 0, batch[name])
+        return batch
+
+
+def _beside(mask: Tensor, column: Tensor) -> Tensor:
+    """A mask [B, K] that broadcasts over a column [B, K, ...]."""
+    return mask.reshape(*mask.shape, *[1] * (column.ndim - mask.ndim))
+
+
+def _numbers(values: Tensor) -> Tensor:
+    return torch.arange(len(values), device=values.device)
+
+
+def _steps(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the states of episodes that have so many [E]: each one's number in its episode, and the episode's, [S]
+    int64.
+    """
+    episode = torch.repeat_interleave(_numbers(counts), counts)
+    return _numbers(episode) - (counts.cumsum(0) - counts)[episode], episode
