@@ -94,6 +94,6 @@ def mmd(x: Tensor, y: Tensor, sigma: float | Tensor, kernel: str) -> Tensor:
 def percentile(values: Tensor, share: float) -> Tensor:
     """The number that a `share` of all entries of `values` lie below, linear between order statistics: []."""
     ordered = values.flatten().sort().values
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    return torch.lerp(ordered[below], ordered[min(below + 1, len(ordered) - 1)], place - below)
+    position = share * (len(ordered) - 1)
+    below = int(position)
+    return torch.lerp(ordered[below], ordered[min(below + 1, len(ordered) - 1)], position - below)

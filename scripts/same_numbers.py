@@ -68,6 +68,8 @@ SMALL: dict[str, Any] = {  # for the algorithms that have the setting
     "plan_elites": 4,
     "plan_iterations": 2,
     "plan_particles": 2,
+    "plan_proposals": 4,
+    "encoder_hidden": "[16]",
     "range_margin": 10.0,
     # what is trained first
     "skill_length": 3,
@@ -157,6 +159,7 @@ CASES: dict[str, str] = {  # what each trains on; further settings. `NAME/varian
     "rambo": "builtin dataset.normalize_observations=false",
     "mobile": "builtin",
     "pets": "builtin",
+    "tdmpc2": "builtin",
     "dpt": "bandits algo.contexts=data",
     "task_model": "point-robot",
     "meta_dt": "point-robot",

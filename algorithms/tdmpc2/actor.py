@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from offrl.algorithms.tdmpc2.algorithm import TDMPC2
 
 
-class PlanCarry(NamedTuple):
+class LatentPlan(NamedTuple):
     """The memory of planning in E episodes that began together."""
 
     mean: Tensor  # [E, H, A]: the previous plan, one step later
@@ -35,7 +35,7 @@ class LatentPlanner(Actor):
         c = self.algorithm.config
         if not c.planning:
             return None
-        return PlanCarry(first_plan(episodes, c.plan_horizon, *self._bounds(torch.device("cpu"))), 0)
+        return LatentPlan(first_plan(episodes, c.plan_horizon, *self._bounds(torch.device("cpu"))), 0)
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         c, latents = self.algorithm.config, self.apply("encoder", observations)
@@ -64,7 +64,7 @@ class LatentPlanner(Actor):
             explore=explore,
             proposals=self.policy_plans(latents, noise),
         )
-        return action, PlanCarry(mean, carry.t + 1)
+        return action, LatentPlan(mean, carry.t + 1)
 
     def _bounds(self, device: torch.device) -> tuple[Tensor, Tensor]:
         ones = torch.ones(self.algorithm.spec.action_dim, device=device)
@@ -92,15 +92,15 @@ class LatentPlanner(Actor):
         """
         pair, draws = rng.split(key)
         z, weight = _each(latents, plans.shape[1]), plans.new_ones(())
-        total = torch.zeros_like(plans[..., 0, 0])
+        total, discount = torch.zeros_like(plans[..., 0, 0]), cast(float, self.algorithm.config.discount)
         for t in range(plans.shape[2]):
             step = self.apply("model", z, plans[:, :, t])
             z, total = step.latent, total + weight * HEAD.mean(step.reward)
-            weight = weight * self.algorithm.config.discount
+            weight = weight * discount
             if step.termination is not None:
                 weight = weight * (step.termination <= 0.0)
         action = self._policy(z, rng.normal(draws, (plans.shape[1], plans.shape[-1])))
-        return total + weight * self.algorithm.mean_q(self.state.params["critic"], z, action, pair)
+        return total + weight * self.algorithm.critics.mean_q(self.state.params["critic"], z, action, pair)
 
 
 def _each(latents: Tensor, count: int) -> Tensor:

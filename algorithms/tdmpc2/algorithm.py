@@ -10,7 +10,6 @@ near the policy's (`plan_start`, `plan_proposals`, `plan_std_max`, `plan_tempera
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,10 +33,10 @@ from offrl.algorithm import (
     Update,
 )
 from offrl.algorithms.tdmpc2.actor import LatentPlanner
-from offrl.algorithms.tdmpc2.networks import FORM, HEAD, LatentModel, LatentPolicy, make_critics
-from offrl.algorithms.tdmpc2.settings import TDMPC2Config, check_settings, discount_for
+from offrl.algorithms.tdmpc2.critics import LatentCritics
+from offrl.algorithms.tdmpc2.networks import FORM, HEAD, LatentModel, LatentPolicy
+from offrl.algorithms.tdmpc2.settings import TDMPC2Config, check_settings, fitted
 from offrl.data.samplers.states import IS_TERMINAL, VALID, StateSampler
-from offrl.nn.encoders.own import members
 from offrl.nn.simnorm import SimNormMLP
 from offrl.registry import register
 
@@ -62,24 +61,19 @@ class TDMPC2(Algorithm[TDMPC2Config]):
 
     @classmethod
     def fit_config(cls, config: TDMPC2Config, dataset: Dataset, grid: Grid = None) -> TDMPC2Config:
-        """The discount of the longest episodes, and whether they end in terminals."""
-        task, longest = dataset.spec.task, int(dataset.episode_lengths().max())
-        steps = (task.max_episode_steps if task else None) or longest
-        return replace(
-            config,
-            discount=discount_for(steps) if config.discount is None else config.discount,
-            episodic=bool(dataset.columns["terminations"].any()) if config.episodic is None else config.episodic,
-        )
+        """`config` with the discount of the longest episodes, and whether they end in terminals."""
+        return fitted(config, dataset)
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         check_settings(c)
-        asked = c.plan_population * c.plan_iterations * c.plan_horizon
-        self.runtime.notes = (f"planning asks the model {asked:,} times before each action (algo.plan_*)",) * c.planning
+        self.critics = LatentCritics(c, s)
+        steps = c.plan_population * c.plan_iterations * c.plan_horizon
+        self.runtime.notes = (f"planning asks the model {steps:,} times before each action (algo.plan_*)",) * c.planning
         return {
             "encoder": SimNormMLP(s.observation_dim, c.encoder_hidden, c.latent),
             "model": LatentModel(c.latent, s.action_dim, c.hidden, bool(c.episodic)),
-            "critic": make_critics(c.critics, c.latent, s.action_dim, c.hidden, c.critic_dropout),
+            "critic": self.critics.network,
             "actor": LatentPolicy(c.latent, s.action_dim, c.hidden, **FORM),
         }
 
@@ -97,34 +91,15 @@ class TDMPC2(Algorithm[TDMPC2Config]):
 
     # ---- values
 
-    def q_logits(self, params: Params, latents: Tensor, actions: Tensor, key: Tensor | None = None) -> Tensor:
-        """Outputs [E, ..., bins] of critics at latents [..., L] and actions [..., A]; a key switches dropout on."""
-        x = torch.cat([latents, actions], -1)
-        return self.apply("critic", params, x.flatten(0, -2), key).unflatten(1, x.shape[:-1])
-
-    def some_critics(self, params: Params, count: int, key: Tensor) -> Params:
-        """The parameters of `count` critics drawn without replacement; 0: of all."""
-        if count in (0, self.config.critics):
-            return dict(params)
-        return members(params, rng.uniform(key, (self.config.critics,)).topk(count).indices)
-
-    def mean_q(
-        self, params: Params, latents: Tensor, actions: Tensor, key: Tensor, dropout: Tensor | None = None
-    ) -> Tensor:
-        """The mean value [...] of two critics drawn by `key`, at latents [..., L] and actions [..., A]."""
-        pair = self.some_critics(params, min(2, self.config.critics), key)
-        return HEAD.mean(self.q_logits(pair, latents, actions, dropout)).mean(0)
-
     def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
         latents = self.apply("encoder", state.params["encoder"], observations)
-        return HEAD.mean(self.q_logits(state.params["critic"], latents, actions)).amin(0)
+        return HEAD.mean(self.critics.logits(state.params["critic"], latents, actions)).amin(0)
 
     def td_target(self, state: TrainState, batch: Batch, following: Tensor, key: Tensor) -> Tensor:
         """y_t = r_t + gamma (1 - terminal) min_j Q'_j(z_{t+1}, a'), a' ~ pi(z_{t+1}), over some j: [K - 1, B]."""
         chosen, draw = rng.split(key)
         action = self.policy.sample(self.apply("actor", state.params["actor"], following), draw)
-        critics = self.some_critics(state.target["critic"], self.config.target_critics, chosen)
-        value = HEAD.mean(self.q_logits(critics, following, action)).amin(0)
+        value = self.critics.target_q(state.target["critic"], following, action, chosen)
         masks = (~batch[IS_TERMINAL][1:]).float()
         return losses.td_target(batch["rewards"][:-1], masks, self.config.discount, value)  # type: ignore[arg-type]
 
@@ -156,7 +131,7 @@ class TDMPC2(Algorithm[TDMPC2Config]):
         error = (z[1:] - following).square().mean(-1)
         consistency = self.weighted(torch.where(batch[VALID][1:], error, 0.0))
         reward = self.weighted(HEAD.loss(torch.stack([step.reward for step in steps]), batch["rewards"][:-1]))
-        logits = self.q_logits(params["critic"], z[:-1], actions, key if c.critic_dropout else None)
+        logits = self.critics.logits(params["critic"], z[:-1], actions, key)
         value = self.weighted(HEAD.loss(logits, targets).mean(0))
         loss = c.consistency_weight * consistency + c.reward_weight * reward + c.value_weight * value
         metrics = {
@@ -181,7 +156,7 @@ class TDMPC2(Algorithm[TDMPC2Config]):
         noise = rng.normal(keys[0], tuple(mean.shape))
         action = (mean + log_std.exp() * noise).tanh()
         entropy = mean.shape[-1] * (log_std + 0.5 * noise.square() + 0.5 * math.log(2.0 * math.pi)).sum(-1)
-        q = self.mean_q(state.params["critic"], latents, action, keys[1], keys[2] if c.critic_dropout else None)
+        q = self.critics.mean_q(state.params["critic"], latents, action, keys[1], keys[2])
         first = q[0].detach()
         spread = losses.percentile(first, 0.95) - losses.percentile(first, 0.05)
         scale = torch.lerp(state.extra["scale"], spread.clamp(min=1.0), c.polyak)
@@ -196,10 +171,8 @@ class TDMPC2(Algorithm[TDMPC2Config]):
         keys = rng.split(key, 3)
         following = self.apply("encoder", state.params["encoder"], batch["observations"][1:])
         targets = self.td_target(state, batch, following, keys[0])
-        modules, given = ("encoder", "model", "critic"), (batch, following, targets, keys[1])
-        state, model, latents = self.descend(
-            state, modules, self.model_loss, *given, clip=self.config.clip_norm, aux=True
-        )
+        modules, x = ("encoder", "model", "critic"), (batch, following, targets, keys[1])
+        state, model, latents = self.descend(state, modules, self.model_loss, *x, clip=self.config.clip_norm, aux=True)
         state, actor = self.descend(state, "actor", self.actor_loss, batch, latents, keys[2])
         state = state.with_extra(scale=actor["actor/scale"])
         return self.polyak(state, "critic"), {**model, **actor}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from offrl.nn import MLP, EnsembleMLP, TanhGaussian
+from offrl.nn import MLP, TanhGaussian
 from offrl.nn.heads import SymlogTwoHot
 from offrl.nn.policies import Dist
 from offrl.nn.simnorm import SimNormMLP
@@ -18,7 +18,7 @@ HEAD = SymlogTwoHot(101, 10.0)  # of rewards and values
 LOG_STD = (-10.0, 2.0)  # of the policy
 
 
-class Step(NamedTuple):
+class LatentStep(NamedTuple):
     """Predictions of the model for latents and actions [...]."""
 
     latent: Tensor  # [..., L]: the next one
@@ -36,21 +36,12 @@ class LatentModel(nn.Module):
         self.termination = MLP(latent, hidden, 1, **FORM) if episodic else None
         nn.init.zeros_(self.reward.head.weight)
 
-    def forward(self, latents: Tensor, actions: Tensor) -> Step:
+    def forward(self, latents: Tensor, actions: Tensor) -> LatentStep:
         """latents [..., L], actions [..., A]."""
         x = torch.cat([latents, actions], -1)
         following = self.dynamics(x)
         ends = None if self.termination is None else self.termination(following).squeeze(-1)
-        return Step(following, self.reward(x), ends)
-
-
-def make_critics(size: int, latent: int, action_dim: int, hidden: Sequence[int], dropout: float) -> EnsembleMLP:
-    """Q(z, a), read by HEAD; every value is 0 at first."""
-    network = EnsembleMLP(
-        size, latent + action_dim, hidden, HEAD.out_dim, dropout=dropout, dropout_first=dropout > 0.0, **FORM
-    )
-    nn.init.zeros_(network.head.weight)
-    return network
+        return LatentStep(following, self.reward(x), ends)
 
 
 class LatentPolicy(TanhGaussian):

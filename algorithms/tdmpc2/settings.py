@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.nn.simnorm import GROUP
 from offrl.settings.field import defaults, setting
@@ -85,6 +86,17 @@ def check_settings(config: TDMPC2Config) -> None:
         raise UserError(
             f"algo.plan_proposals={config.plan_proposals} is more than algo.plan_population={config.plan_population}"
         )
+
+
+def fitted(config: TDMPC2Config, dataset: Dataset) -> TDMPC2Config:
+    """`config` with what the data decide: the discount, and whether ends are learnt."""
+    task, longest = dataset.spec.task, int(dataset.episode_lengths().max())
+    steps = (task.max_episode_steps if task else None) or longest
+    return replace(
+        config,
+        discount=discount_for(steps) if config.discount is None else config.discount,
+        episodic=bool(dataset.columns["terminations"].any()) if config.episodic is None else config.episodic,
+    )
 
 
 def discount_for(steps: int) -> float:

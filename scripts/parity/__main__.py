@@ -41,6 +41,7 @@ MODULES = (
     "idql",
     "diffusion",
     "plans",
+    "latent",
     "conditioned_plans",
     "digits",
     "horizons",

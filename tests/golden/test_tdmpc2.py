@@ -304,7 +304,7 @@ def test_dropout_is_of_the_first_layer_before_its_norm() -> None:
         x = F.mish(F.layer_norm(x, x.shape[-1:]) * params[f"scales.{i}"] + params[f"shifts.{i}"])
         name = f"layers.{i + 1}" if i == 0 else "head"
         x = torch.einsum("ebi,eio->ebo", x, params[f"{name}.weight"]) + params[f"{name}.bias"]
-    torch.testing.assert_close(algorithm.q_logits(params, z, a, key), x, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(algorithm.critics.logits(params, z, a, key), x, rtol=1e-4, atol=1e-5)
 
 
 def test_values_and_rewards_are_0_at_first() -> None:
@@ -338,9 +338,10 @@ def test_returns_of_plans() -> None:
     algorithm, state = make()
     g = torch.Generator().manual_seed(0)
     latents, plans = simnorm(torch.randn(2, LATENT, generator=g)), torch.rand(2, 5, 3, A, generator=g) * 2 - 1
-    # so that some plans end and others do not
-    weight, bias = (f"termination.head.{name}" for name in ("weight", "bias"))
-    state.params["model"].update({weight: 30 * state.params["model"][weight], bias: torch.full((1,), -10.0)})
+    # so that about half of the plans end at their first step
+    params = state.params["model"]
+    step = algorithm.apply("model", params, latents.unsqueeze(1).expand(-1, 5, -1), plans[:, :, 0])
+    params["termination.head.bias"] = params["termination.head.bias"] - step.termination.median()
     actor, plain, key = algorithm.actor(state), Plain(state), rng.make_key(1)
     pair, draws = rng.split(key)
     noise, among = rng.normal(draws, (5, A)), rng.uniform(pair, (E,)).topk(2).indices.tolist()

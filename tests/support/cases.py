@@ -156,6 +156,13 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
         "skill_learning_rate": 3e-3,
     },
     "td3_bc": {"polyak": 0.05},
+    "tdmpc2": {
+        "learning_rate": 1e-3,
+        "polyak": 0.05,
+        "bc_weight": 0.1,
+        "plan_horizon": 2,
+        "plan_population": 50,
+    },
     "tt": {
         "learning_rate": 6e-3,
         "context": 2,

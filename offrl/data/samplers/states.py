@@ -18,7 +18,7 @@ FLAGS = (IS_FIRST, IS_LAST, IS_TERMINAL, VALID)
 
 
 @dataclass(frozen=True)
-class States:
+class StateWindows:
     """The source of StateSampler: the states of episodes that are drawn, one after another."""
 
     begins: Tensor  # [W] int64: the states that windows may begin at
@@ -45,11 +45,11 @@ class StateSampler:
     length: int
     kind: str = "strict"
 
-    def prepare(self, dataset: Dataset) -> States:
+    def prepare(self, dataset: Dataset) -> StateWindows:
         """Raises UserError where no window fits into the data."""
         columns, device = dataset.columns, dataset.device
-        weights, drawn = dataset.row_weights().to(device), dataset.episode_shares().to(device) > 0.0
-        starts, last = dataset.episode_start.to(device)[drawn], dataset.episode_end.to(device)[drawn] - 1
+        weights, weighed = dataset.row_weights().to(device), dataset.episode_shares().to(device) > 0.0
+        starts, last = dataset.episode_start.to(device)[weighed], dataset.episode_end.to(device)[weighed] - 1
         counts = last - starts + 1 + (columns["successor_known"] | columns["terminations"])[last].long()
         step, episode = _steps(counts)
         final = step > (last - starts)[episode]
@@ -80,9 +80,9 @@ class StateSampler:
                 f"{int(ahead.max())} follow one another; take a shorter one (algo.horizon, algo.length)"
             )
         weighted = None if dataset.weights is None else weighted_stretches(weights[rows[begins]], episode[begins])
-        return States(begins, table, final, weighted)
+        return StateWindows(begins, table, final, weighted)
 
-    def __call__(self, source: States, key: Tensor, batch_size: int) -> Batch:
+    def __call__(self, source: StateWindows, key: Tensor, batch_size: int) -> Batch:
         begins = source.begins[draw_rows(key, batch_size, len(source.begins), source.weighted)]
         at = begins.unsqueeze(-1) + torch.arange(self.length, device=begins.device)
         batch = {name: x.unflatten(0, at.shape) for name, x in source.table.take(at.flatten()).items()}
