@@ -79,13 +79,13 @@ class Constraint(CostCritic):
         observations: Tensor,
         policy: Tensor,
         size: Tensor | float,
-        *others: Constraint,
+        *more: Constraint,
     ) -> Loss:
         """(loss + size * sum of multiplier * E excess) / (1 + sum of multipliers) of an actor, whose actions (or log
-        probabilities) carry the gradient. size: that of a value in the loss; others: constraints beside this one.
+        probabilities) carry the gradient. size: that of a value in the loss; more: constraints beside this one.
         """
         weight: Tensor | float = 1.0
-        for constraint in (self, *others):
+        for constraint in (self, *more):
             multiplier = state.extra[constraint.multiplier]["value"]
             cost = constraint.cost(state.params[constraint.module], observations, policy)
             loss = loss + multiplier * size * constraint.excess(cost).mean()
