@@ -154,8 +154,8 @@ class OGSRL(LearnsInModel[OGSRLConfig], SoftActorCritic[OGSRLConfig]):
         size: Tensor | float = 1.0,
     ) -> Loss:
         """The actor's loss with both costs."""
-        limits = () if self.constraint is None else (self.constraint,)
-        return self.guardian.penalised(loss, metrics, state, observations, policy, size, *limits)
+        safety = () if self.constraint is None else (self.constraint,)
+        return self.guardian.penalised(loss, metrics, state, observations, policy, size, *safety)
 
     def learn_costs(self, state: TrainState, batch: Batch, policy: PolicyOf, actor: Metrics) -> Update:
         """Steps of both kinds of critics of costs and of both multipliers."""

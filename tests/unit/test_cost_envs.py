@@ -10,11 +10,11 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from offrl.data import load_dataset
-from offrl.envs import forbidden_disc, point_goal, velocity
+from offrl.envs import dosing, forbidden_disc, point_goal, velocity
 from offrl.tasks.environments import make_env, quiet
 
 
-@pytest.mark.parametrize("name", [forbidden_disc.ENV, point_goal.ENV])
+@pytest.mark.parametrize("name", [dosing.ENV, forbidden_disc.ENV, point_goal.ENV])
 def test_gymnasium_accepts_it(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -52,6 +52,43 @@ def test_the_data_of_the_disc_show_both_ways() -> None:
     assert data.spec.costs and bool(data.columns["terminations"].any())
     assert 0.1 < float((costs == 0).double().mean()) < 0.4 and float(returns[costs == 0].max()) >= -34
     assert float(returns[costs > 10].mean()) > float(returns[costs == 0].mean()) + 5
+
+
+def test_doses_by_hand() -> None:
+    """0.8 * 1 + 0.5 * 0.9 = 1.25 without noise: 1 - 0.25^2, less 20 * 0.1 for the dose above 0.8."""
+    dose = np.array([0.9])
+    after = dosing.follow(np.ones(1), dose, np.zeros(1))
+    assert after.tolist() == [pytest.approx(1.25)]
+    assert dosing.reward(dose, after).tolist() == [pytest.approx(1 - 0.0625 - 2.0)]
+    env = gym.make(dosing.ENV).unwrapped
+    env.reset(seed=0)
+    costs = []
+    for concentration in (0.5, 2.0):
+        env.concentration = np.array([concentration])
+        costs.append(env.step(np.array([0.7]))[-1]["cost"])
+    assert costs == [0.0, 1.0]
+
+
+def test_the_data_show_no_harmful_dose() -> None:
+    data = load_dataset("dosing")
+    doses = 0.5 * (data.columns["actions"] + 1.0)
+    assert float(doses.max()) <= dosing.LARGEST < dosing.REACTION and 1 < float(data.episode_costs().mean()) < 10
+
+
+@pytest.mark.nightly
+def test_the_best_treatment_is_what_it_says() -> None:
+    """Played in the environment's own dynamics it earns and costs what the grid says; a limit lowers what it earns."""
+    from bench.dosing import CONCENTRATIONS, optimum, planned
+
+    gain, cost, doses = planned(0.5)
+    draw = np.random.default_rng(0)
+    x, gains, costs = draw.uniform(0, dosing.START, 20_000), np.zeros(20_000), np.zeros(20_000)
+    for row in doses:
+        dose = row[np.abs(x[:, None] - CONCENTRATIONS).argmin(1)]
+        x = dosing.follow(x, dose, draw.standard_normal(len(x)))
+        gains, costs = gains + dosing.reward(dose, x), costs + (x > dosing.TOXIC)
+    assert gains.mean() == pytest.approx(gain, abs=0.1) and costs.mean() == pytest.approx(cost, abs=0.3)
+    assert optimum(cost) == pytest.approx(gain, abs=0.1)
 
 
 def test_speed_above_the_threshold_costs() -> None:
