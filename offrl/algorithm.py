@@ -9,10 +9,11 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast, get_args, get_origin, overload
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
+from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
 
 from offrl import rng
@@ -20,7 +21,7 @@ from offrl.actor import Actor, BoundParams, MemorylessActor
 from offrl.actor import Carry as Carry
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Sampler, TransitionSampler
-from offrl.joint import descend_jointly
+from offrl.joint import joined, joint_loss, step_jointly
 from offrl.nn import call
 from offrl.nn.custom.networks import with_own_networks
 from offrl.nn.encoders.own import initial_params, with_encoders
@@ -34,7 +35,7 @@ from offrl.nn.encoders.streams import (
     with_observations,
 )
 from offrl.nn.policies import Policy
-from offrl.optim import Adam, OptState, Params, gradient
+from offrl.optim import Adam, OptState, Params, constant, gradient
 from offrl.pretrained import Requirement
 from offrl.settings.train import TrainConfig
 
@@ -314,21 +315,9 @@ class Algorithm(ABC, Generic[ConfigT]):
         """Module `name` with the given parameters. Gradients flow into `params` only where a loss was handed them."""
         return params.module(*x) if isinstance(params, BoundParams) else call(self.networks[name], params, *x)
 
-    @overload
-    def descend(self, state: TrainState, name: str, loss_fn: LossFn, *x: Any) -> Update: ...
-
-    @overload
     def descend(
-        self,
-        state: TrainState,
-        name: tuple[str, ...],
-        loss_fn: Callable[..., tuple[Any, ...]],
-        *x: Any,
-        clip: float = ...,
-        aux: bool = ...,
-    ) -> tuple[Any, ...]: ...
-
-    def descend(self, state: TrainState, name: Any, loss_fn: Callable[..., Any], *x: Any, **joint: Any) -> Any:
+        self, state: TrainState, name: str | tuple[str, ...], loss_fn: Callable[..., Any], *x: Any, **joint: Any
+    ) -> Any:
         """One optimiser step on module `name` down `loss_fn(params, state, *x) -> (loss, metrics)`; everything else is
         constant, but the encoder of observations where this module trains it.
 
@@ -336,15 +325,24 @@ class Algorithm(ABC, Generic[ConfigT]):
         all, scaled down where its norm is above `clip` (inf), and each module steps by its own optimiser. aux=True: the
         loss returns (loss, metrics, tensors) and `descend` (state, metrics, tensors), constants from then on.
         """
+        encoded = self.runtime.encoded
         if isinstance(name, tuple):
-            return descend_jointly(self, state, name, loss_fn, *x, **joint)
-        params, encoded = state.params[name], self.runtime.encoded
-        if encoded is not None and name != encoded.module:
-            encoded = None
-        if encoded is not None:
+            loss_fn, params = joint_loss(loss_fn, name), joined(state.params, name)
+        else:
+            params = state.params[name]
+        if encoded is not None and name == encoded.module:
             loss_fn, params = with_observations(loss_fn, name, encoded.z, x), {**params, Z: encoded.z}
-        grads, metrics = gradient(loss_fn, params, state, *x, alone=self.runtime.alone)
-        if encoded is not None:
+        # without the wrappers of torch.func, which take longer than the products of a small network
+        if self.runtime.alone:
+            leaves = {k: v.detach().requires_grad_() for k, v in params.items()}
+            with torch.enable_grad():
+                loss, metrics = loss_fn(leaves, state, *x)
+            grads, metrics = gradient(loss, leaves), constant(metrics)
+        else:
+            grads, (_, metrics) = grad_and_value(loss_fn, has_aux=True)(params, state, *x)
+        if isinstance(name, tuple):
+            return step_jointly(self, state, name, grads, metrics, **joint)
+        if encoded is not None and name == encoded.module:
             state = self._stepped(state, ENCODER, encoded.pull(grads.pop(Z)))
         return self._stepped(state, name, grads), metrics
 

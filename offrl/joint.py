@@ -8,31 +8,36 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from offrl.optim import Params, clipped, gradient
+from offrl.optim import Params, clipped
 
 if TYPE_CHECKING:
     from offrl.algorithm import Algorithm, TrainState
 
 
-def descend_jointly(
-    algorithm: Algorithm,
-    state: TrainState,
-    names: tuple[str, ...],
-    loss_fn: Callable[..., Any],
-    *x: Any,
-    clip: float = math.inf,
-    aux: bool = False,
-) -> tuple[Any, ...]:
-    """`Algorithm.descend` on the modules `names`."""
+def joint_loss(loss_fn: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., tuple[Tensor, Any]]:
+    """A loss of several modules' parameters by name as one of `joined` parameters, with what else it returns as a
+    list.
+    """
 
     def loss(params: Params, *x: Any) -> tuple[Tensor, Any]:
         value, *more = loss_fn(separate(params, names), *x)
         return value, more
 
-    runtime = algorithm.runtime
-    grads, more = gradient(loss, joined(state.params, names), state, *x, alone=runtime.alone)
-    if runtime.reduce_gradients is not None:  # the norm is that of the whole batch
-        grads = runtime.reduce_gradients(grads)
+    return loss
+
+
+def step_jointly(
+    algorithm: Algorithm,
+    state: TrainState,
+    names: tuple[str, ...],
+    grads: Params,
+    more: list[Any],
+    clip: float = math.inf,
+    aux: bool = False,
+) -> tuple[Any, ...]:
+    """`Algorithm.descend` on the modules `names`, once there are gradients of their `joined` parameters."""
+    if algorithm.runtime.reduce_gradients is not None:  # the norm is that of the whole batch
+        grads = algorithm.runtime.reduce_gradients(grads)
     for name, module in separate(clipped(grads, clip), names).items():
         state = algorithm._stepped(state, name, module, reduced=True)
     return (state, *more) if aux else (state, more[0])

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
 
 Params = dict[str, Tensor]
@@ -108,21 +106,15 @@ def once(scalar: Tensor) -> Tensor:
     return scalar
 
 
-def gradient(loss_fn: Callable[..., tuple[Tensor, Any]], params: Params, *x: Any, alone: bool) -> tuple[Params, Any]:
-    """The gradient of `loss_fn(params, *x) -> (loss, more)` with respect to `params`, and `more` as constants.
-
-    alone: eagerly, outside of all transforms of torch.func, whose wrappers take longer than the products of a small
-    network.
-    """
-    if not alone:
-        grads, (_, more) = grad_and_value(loss_fn, has_aux=True)(params, *x)
-        return grads, more
-    leaves = {k: v.detach().requires_grad_() for k, v in params.items()}
-    with torch.enable_grad():
-        loss, more = loss_fn(leaves, *x)
+def gradient(loss: Tensor, leaves: Params) -> Params:
+    """The gradient of a loss [] that was computed from these leaves; zeros where one had no part in it."""
     values = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    grads = {k: torch.zeros_like(v) if g is None else g for (k, v), g in zip(leaves.items(), values, strict=True)}
-    return grads, pytree.tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, more)
+    return {k: torch.zeros_like(v) if g is None else g for (k, v), g in zip(leaves.items(), values, strict=True)}
+
+
+def constant(tree: Any) -> Any:
+    """The same tree with tensors that carry no gradient."""
+    return pytree.tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, tree)
 
 
 def clipped(grads: Params, norm: float | Tensor) -> Params:
