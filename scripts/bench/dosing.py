@@ -118,13 +118,13 @@ def play(policy: Any, seed: int = 999) -> tuple[np.ndarray, np.ndarray, np.ndarr
     concentration = draw.uniform(0.0, dosing.START, (EPISODES, 1))
     gains, costs, pairs = np.zeros(EPISODES), np.zeros(EPISODES), []
     for t in range(dosing.LIMIT):
-        seen = concentration.astype(np.float32)
-        doses, carry = policy.step(carry, seen, t)
+        observations = concentration.astype(np.float32)
+        doses, carry = policy.step(carry, observations, t)
         doses = np.clip(np.asarray(doses, np.float64), 0.0, 1.0)
         concentration = dosing.follow(concentration, doses, draw.standard_normal((EPISODES, 1)))
         gains += dosing.reward(doses, concentration)[:, 0]
         costs += concentration[:, 0] > dosing.TOXIC
-        pairs.append((seen, doses))
+        pairs.append((observations, doses))
     observations, actions = (np.stack(x) for x in zip(*pairs, strict=True))
     return gains, costs, observations, actions
 
@@ -188,8 +188,8 @@ def table(out: Path, names: list[str]) -> str:
         plays = [play(offrl.load(out / name).policy(seed=seed)) for seed in range(SEEDS)]
         gains, spent = [p[0].mean() for p in plays], np.array([p[1].mean() for p in plays])
         outside = [100 * guard.outside(*p[2:]) for p in plays]
-        kept = f"{(spent <= COST_LIMIT).sum()} of {SEEDS}"
-        lines.append(f"| {ROWS[name].label} | {span(gains)} | {span(spent)} | {kept} | {span(outside, 0)} |")
+        safe = f"{(spent <= COST_LIMIT).sum()} of {SEEDS}"
+        lines.append(f"| {ROWS[name].label} | {span(gains)} | {span(spent)} | {safe} | {span(outside, 0)} |")
     lines += ["", f"Excluded of {FRESH} fresh sets of as many rows, %: {', '.join(f'{x:.2f}' for x in excluded)}.", ""]
     return "\n".join([*lines, f"    {DYNAMICS}", *(f"    {command(n, Path('runs'))}" for n in names)]) + "\n"
 

@@ -103,15 +103,15 @@ def record(robot: str, policies: list[Actor], rows: int, path: Path, parallel: i
     for actor in policies:
         recorded, rng = 0, actor.start(parallel)
         while recorded < rows / len(policies):
-            seen = [env.reset(seed=len(episodes) + i)[0] for i, env in enumerate(envs)]
+            observations = [env.reset(seed=len(episodes) + i)[0] for i, env in enumerate(envs)]
             played: list[list[Any]] = [[] for _ in envs]
             running = list(range(parallel))
             while running:
-                actions, _ = actor.act(np.stack([seen[i] for i in running]), rng)
+                actions, _ = actor.act(np.stack([observations[i] for i in running]), rng)
                 for i, action in zip(list(running), actions, strict=True):
-                    before = seen[i]
-                    seen[i], reward, terminated, truncated, info = envs[i].step(action)
-                    played[i].append((before, action, reward, terminated, truncated, info["cost"], seen[i]))
+                    before = observations[i]
+                    observations[i], reward, terminated, truncated, info = envs[i].step(action)
+                    played[i].append((before, action, reward, terminated, truncated, info["cost"], observations[i]))
                     if terminated or truncated:
                         running.remove(i)
             names = ("observations", "actions", "rewards", "terminations", "truncations", "costs", "next_observations")

@@ -140,8 +140,8 @@ def lagrangian(checkout: Path, method: str, kind: str, order: Mapping[int, Seque
         return split_head(ours.mlp("actor")) if kernel else ours.mlp("actor")
 
     with imported(checkout, "osrl.algorithms", ABSENT) as osrl:
-        own = {"kernel": kernel, "start_update_policy_step": 0} if kernel else {}
-        reference = getattr(osrl, kind)(OBSERVATION, ACTION, 1.0, cost_limit=1, **THEIRS, **own)
+        options = {"kernel": kernel, "start_update_policy_step": 0} if kernel else {}
+        reference = getattr(osrl, kind)(OBSERVATION, ACTION, 1.0, cost_limit=1, **THEIRS, **options)
         start(ours, reference, policy())
         reference.setup_optimizers(**RATES, **({"alpha_lr": 1e-3} if kernel else {}))
         reference.controller = Late(reference.controller)

@@ -95,12 +95,12 @@ def test_actor_loss(kernel: str) -> None:
     state = state.with_extra(
         multiplier={**state.extra["multiplier"], "value": torch.tensor(2.0)}, log_alpha=torch.tensor(0.3)
     )
-    own = sampled(state.params["actor"], X["observations"])
+    samples = sampled(state.params["actor"], X["observations"])
     decoder = ref.net(state.params["autoencoder"], "decoder.")
     rows = np.broadcast_to(X["observations"], (SAMPLES, *X["observations"].shape))
     known = ref.forward(decoder, np.concatenate([rows, np.clip(DATA, -0.5, 0.5)], -1).reshape(-1, 3 + 2 * A))[0]
-    excess = (discrepancy(known.reshape(SAMPLES, B, A), own, kernel == "laplacian") - 0.05).mean()
-    actions = np.tanh(own[0])
+    excess = (discrepancy(known.reshape(SAMPLES, B, A), samples, kernel == "laplacian") - 0.05).mean()
+    actions = np.tanh(samples[0])
     values = q(state.params["critic"], X["observations"], actions).min(0)
     cost = (np.maximum(q(state.params["cost_critic"], X["observations"], actions).max(0), 0) - 3) / 3
     expected = (np.exp(0.3) * excess - values.mean() + 2 * np.abs(values).mean() * cost.mean()) / 3
