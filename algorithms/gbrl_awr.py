@@ -26,6 +26,7 @@ from offrl.registry import register
 from offrl.settings.field import setting
 
 WEIGHTS = "weights"
+SAMPLES = 10  # actions of the run's policy whose mean Q is the V of an advantage
 CHUNK = 1024  # rows whose actions are computed at once for all numbers of trees
 
 
@@ -42,7 +43,6 @@ class GBRLAWRConfig(TeacherSettings, FittedSettings):
     max_depth: int = setting(4, "most questions on the way to a leaf", low=1, high=12)
     shrinkage: float = setting(0.1, "what each tree counts", low=1e-3, high=1.0, shared=True)
     batch_size: int = setting(10_000, "rows that each tree is fitted to, drawn anew", low=1)
-    samples: int = setting(10, "actions of the run's policy whose mean Q is the V of an advantage", low=1)
 
 
 @register("algo", "gbrl_awr")
@@ -70,7 +70,7 @@ class GBRLAWR(FittedPolicy[GBRLAWRConfig]):
     def columns(self, dataset: Dataset) -> dict[str, Tensor]:
         """Actions [R, A] and weights [R] of all rows."""
         run, c = self.pretrained["values"], self.config
-        advantage = q_of_data(run, dataset) - v_of_policy(run, observation_rows(dataset), c.samples)
+        advantage = q_of_data(run, dataset) - v_of_policy(run, observation_rows(dataset), SAMPLES)
         return {
             "actions": dataset.columns["actions"].cpu(),
             WEIGHTS: losses.advantage_weight(advantage, c.temperature, c.max_weight),
