@@ -144,18 +144,9 @@ class OGSRL(LearnsInModel[OGSRLConfig], SoftActorCritic[OGSRLConfig]):
             rows["costs"] = torch.cat([batch["costs"], imagined[self.rollouts.real_rows :]])
         return {**batch, **rows}
 
-    def limited(
-        self,
-        loss: Tensor,
-        metrics: Metrics,
-        state: TrainState,
-        observations: Tensor,
-        policy: Tensor,
-        size: Tensor | float = 1.0,
-    ) -> Loss:
-        """The actor's loss with both costs."""
-        safety = () if self.constraint is None else (self.constraint,)
-        return self.guardian.penalised(loss, metrics, state, observations, policy, size, *safety)
+    @property
+    def limits(self) -> tuple[Constraint, ...]:
+        return (self.guardian, *super().limits)
 
     def learn_costs(self, state: TrainState, batch: Batch, policy: PolicyOf, actor: Metrics) -> Update:
         """Steps of both kinds of critics of costs and of both multipliers."""

@@ -129,7 +129,7 @@ def test_the_cost_of_a_discrete_policy_is_its_mean() -> None:
 def test_an_actors_loss() -> None:
     """(2 + 3 * 6 * E[-1/3, 1/2]) / 4."""
     algorithm, state = make()
-    loss, metrics = algorithm.constraint.penalised(
+    loss, metrics = algorithm.limited(
         torch.tensor(2.0), {}, state, BATCH["observations"], BATCH["actions"], torch.tensor(6.0)
     )
     assert float(loss) == pytest.approx(3.5 / 4)

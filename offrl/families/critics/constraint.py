@@ -71,29 +71,6 @@ class Constraint(CostCritic):
         """(Q_c - kappa) / unit of costs [B]."""
         return (cost - self.threshold) / self.unit
 
-    def penalised(
-        self,
-        loss: Tensor,
-        metrics: Metrics,
-        state: TrainState,
-        observations: Tensor,
-        policy: Tensor,
-        size: Tensor | float,
-        *more: Constraint,
-    ) -> Loss:
-        """(loss + size * sum of multiplier * E excess) / (1 + sum of multipliers) of an actor, whose actions (or log
-        probabilities) carry the gradient. size: that of a value in the loss; more: constraints beside this one.
-        """
-        weight: Tensor | float = 1.0
-        for constraint in (self, *more):
-            multiplier = state.extra[constraint.multiplier]["value"]
-            cost = constraint.cost(state.params[constraint.module], observations, policy)
-            loss = loss + multiplier * size * constraint.excess(cost).mean()
-            weight = weight + multiplier
-            metrics = metrics | constraint.shown(cost, multiplier)
-        loss = loss / weight
-        return loss, {**metrics, "actor/loss": loss}
-
     def advantage(self, advantage: Tensor, state: TrainState, batch: Batch, baseline: Tensor) -> tuple[Tensor, Metrics]:
         """A - multiplier * E|A| * (Q_c(s, a) - baseline) / unit [B] at the data's actions. baseline [B]: the cost of
         the policy's own.

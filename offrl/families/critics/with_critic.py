@@ -73,6 +73,11 @@ class WithCritic:
         self.constraint = self.constraint_class(self.config, self.spec)
         return self.constraint.modules
 
+    @property
+    def limits(self) -> tuple[Constraint, ...]:
+        """The limits that the policy keeps to."""
+        return () if self.constraint is None else (self.constraint,)
+
     def limited(
         self,
         loss: Tensor,
@@ -82,10 +87,20 @@ class WithCritic:
         policy: Tensor,
         size: Tensor | float = 1.0,
     ) -> Loss:
-        """An actor's loss and metrics with its costs; see `Constraint.penalised`."""
-        if self.constraint is None:
+        """(loss + size * sum of multiplier * E excess) / (1 + sum of multipliers) of an actor, whose actions (or log
+        probabilities) carry the gradient, and metrics. size: that of a value in the loss.
+        """
+        if not self.limits:
             return loss, metrics
-        return self.constraint.penalised(loss, metrics, state, observations, policy, size)
+        weight: Tensor | float = 1.0
+        for limit in self.limits:
+            multiplier = state.extra[limit.multiplier]["value"]
+            cost = limit.cost(state.params[limit.module], observations, policy)
+            loss = loss + multiplier * size * limit.excess(cost).mean()
+            weight = weight + multiplier
+            metrics = metrics | limit.shown(cost, multiplier)
+        loss = loss / weight
+        return loss, {**metrics, "actor/loss": loss}
 
     def limited_advantage(
         self, advantage: Tensor, state: TrainState, batch: Batch, baseline: Callable[[Any], Tensor]
