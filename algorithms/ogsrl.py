@@ -144,9 +144,8 @@ class OGSRL(LearnsInModel[OGSRLConfig], SoftActorCritic[OGSRLConfig]):
             rows["costs"] = torch.cat([batch["costs"], imagined[self.rollouts.real_rows :]])
         return {**batch, **rows}
 
-    @property
     def limits(self) -> tuple[Constraint, ...]:
-        return (self.guardian, *super().limits)
+        return (self.guardian, *super().limits())
 
     def learn_costs(self, state: TrainState, batch: Batch, policy: PolicyOf, actor: Metrics) -> Update:
         """Steps of both kinds of critics of costs and of both multipliers."""

@@ -73,7 +73,6 @@ class WithCritic:
         self.constraint = self.constraint_class(self.config, self.spec)
         return self.constraint.modules
 
-    @property
     def limits(self) -> tuple[Constraint, ...]:
         """The limits that the policy keeps to."""
         return () if self.constraint is None else (self.constraint,)
@@ -90,10 +89,10 @@ class WithCritic:
         """(loss + size * sum of multiplier * E excess) / (1 + sum of multipliers) of an actor, whose actions (or log
         probabilities) carry the gradient, and metrics. size: that of a value in the loss.
         """
-        if not self.limits:
+        if not (limits := self.limits()):
             return loss, metrics
         weight: Tensor | float = 1.0
-        for limit in self.limits:
+        for limit in limits:
             multiplier = state.extra[limit.multiplier]["value"]
             cost = limit.cost(state.params[limit.module], observations, policy)
             loss = loss + multiplier * size * limit.excess(cost).mean()
