@@ -24,14 +24,14 @@ LOG_ALPHA = -5.0, 5.0  # bounds of the logarithm of the weight of costs outside 
 @dataclass
 @defaults(cost_limit=10.0, learning_rate=1e-3, actor_learning_rate=1e-4, batch_size=512)
 class CPQConfig(AutoencoderSettings, CostSettings):
-    """Settings of CPQ; the defaults are OSRL's for DSRL's tasks, but for `ood`."""
+    """Settings of CPQ; the defaults are OSRL's for DSRL's tasks."""
 
     name: str = "cpq"
     ood: str = setting(
-        "paper",
-        "how the policy's actions outside the data come to cost much: paper: the critics of costs are raised there; "
-        "osrl: as OSRL's code, whose term has no gradient and looks at actions before their tanh",
-        choices=("paper", "osrl"),
+        "osrl",
+        "how the policy's actions outside the data come to cost much: osrl: as OSRL's code, whose term has no gradient "
+        "and looks at actions before their tanh; paper: the critics of costs are raised there, without a bound",
+        choices=("osrl", "paper"),
     )
     ood_samples: int = setting(10, "actions of the policy at each observation, of which some are outside", low=1)
     ood_quantile: float = setting(

@@ -58,8 +58,8 @@ ROWS = {
     "bc-safe": Row(
         "cloning of the episodes that keep the limit", f'algo=bc "dataset.keep=cost <= {COST_LIMIT:g}" steps=3000'
     ),
-    "cpq": Row("CPQ, as OSRL's code", f"algo=cpq {VALUES} {OSRL} algo.ood=osrl algo.cost.pessimism=min"),
-    "cpq-paper": Row("CPQ", f"algo=cpq {VALUES} {OSRL}"),
+    "cpq": Row("CPQ", f"algo=cpq {VALUES} {OSRL}"),
+    "cpq-paper": Row("CPQ in the paper's form", f"algo=cpq {VALUES} {OSRL} algo.ood=paper"),
     "bcq": Row("BCQ-Lagrangian", f"algo=bcq_lag {VALUES} {OSRL} algo.cost.states=first"),
     "bear": Row("BEAR-Lagrangian", f"algo=bear_lag {VALUES} {OSRL} algo.cost.states=first"),
     "ogsrl": Row("OGSRL", f"algo=ogsrl {VALUES} {MODEL}"),

@@ -188,15 +188,15 @@ def bear_lag_laplacian(checkout: Path) -> Outcome:
 
 
 @case(
-    "cpq, ood=osrl",
+    "cpq",
     OSRL,
     COMMIT,
-    aligned="ood=osrl; no terminals; costs above 0; of the costs' critics the smaller",
+    aligned="no terminals; costs above 0; of the costs' critics the smaller",
     remains="the term of actions outside the data has no gradient there, and takes actions before their tanh; here the "
     "dearer of the costs' critics counts; its values end at time-outs, its costs nowhere",
 )
 def cpq(checkout: Path) -> Outcome:
-    ours, outcome = ours_of("cpq", cost_limit=5.0, ood="osrl"), Outcome()
+    ours, outcome = ours_of("cpq", cost_limit=5.0), Outcome()
     with imported(checkout, "osrl.algorithms", ABSENT) as osrl:
         reference = osrl.CPQ(OBSERVATION, ACTION, 1.0, cost_limit=5, num_q=2, num_qc=2, beta=0.5, **THEIRS)
         start(ours, reference, split_head(ours.mlp("actor")))

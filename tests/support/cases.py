@@ -195,7 +195,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "ifql": [{"n_step": 3, "critics": 3, "pessimism": "std"}],
     "cdt": [{"policy": "deterministic", "relabelled_share": 0.0, "drawn_cost": 0.0, "padding": "left"}],
     "coptidice": [{"cost_radius": 0.0, "cost_scale": "sum"}],
-    "cpq": [{"ood": "osrl"}],
+    "cpq": [{"ood": "paper"}],
     "fql": [{"cost_limit": 2.0, "cost_pessimism": "min"}],
     "iql": [{"policy": "tanh_gaussian", "dropout": 0.2}, {"policy": "deterministic"}, {"cost_limit": 2.0}],
     "dt": [{"padding": "left", "policy": "gaussian"}, {"prompt": "goal"}],
