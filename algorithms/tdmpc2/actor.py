@@ -17,32 +17,33 @@ if TYPE_CHECKING:
 
 
 class LatentPlan(NamedTuple):
-    """The memory of planning in E episodes that began together."""
+    """The memory of planning in E episodes."""
 
     mean: Tensor  # [E, H, A]: the previous plan, one step later
-    t: int
 
 
 class LatentPlanner(Actor):
     """The first action of the plan that the search ends with, or with `planning` off the policy's own.
 
-    Without `explore` its random numbers depend on the seed and the step of the episode alone.
+    Without `explore` its random numbers are the same in all steps, and depend on the seed alone: so one episode may
+    begin anew while others go on.
     """
 
     algorithm: TDMPC2
+    resettable = True
 
     def start(self, episodes: int) -> Carry:
         c = self.algorithm.config
         if not c.planning:
             return None
-        return LatentPlan(first_plan(episodes, c.plan_horizon, *self._bounds(torch.device("cpu"))), 0)
+        return LatentPlan(first_plan(episodes, c.plan_horizon, *self._bounds("cpu")))
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         c, latents = self.algorithm.config, self.apply("encoder", observations)
         if carry is None:
             return self.choose(self.apply("actor", latents), key, explore), None
         if not explore:
-            key = rng.fold_in(rng.fold_in(self.state.key, 211), carry.t)
+            key = rng.fold_in(self.state.key, 211)
         search, draws = rng.split(key)
         mean = carry.mean.to(latents.device)
         if c.plan_start == "policy":
@@ -64,9 +65,9 @@ class LatentPlanner(Actor):
             explore=explore,
             proposals=self.policy_plans(latents, noise),
         )
-        return action, LatentPlan(mean, carry.t + 1)
+        return action, LatentPlan(mean)
 
-    def _bounds(self, device: torch.device) -> tuple[Tensor, Tensor]:
+    def _bounds(self, device: torch.device | str) -> tuple[Tensor, Tensor]:
         ones = torch.ones(self.algorithm.spec.action_dim, device=device)
         return -ones, ones
 

@@ -76,8 +76,13 @@ class TDMPC2Config(MPPISettings):
 
 
 def check_settings(config: TDMPC2Config) -> None:
-    """Raise UserError for settings that contradict one another."""
+    """Raise UserError for settings that contradict one another, or that only data decide where there are none."""
     check_plan(config)
+    if config.discount is None or config.episodic is None:
+        raise UserError(
+            "without data nothing says how long episodes are and whether they end in terminals: set algo.discount "
+            "(1 - 5 / T for T steps) and algo.episodic=true or false"
+        )
     if config.latent % GROUP:
         raise UserError(f"algo.latent={config.latent} is no multiple of {GROUP}, the numbers of a simplex of SimNorm")
     if config.target_critics > config.critics:

@@ -1,8 +1,5 @@
 """From what was played to rows as the offline sampler gives them: normalised, rewards transformed, and what is known
-only later; and to windows of several steps, for n-step targets and chunks of actions.
-
-Each window is a row of the ring by itself, from when it is complete: its steps are those of one episode in one
-environment, whatever the ring overwrites meanwhile and however many environments write to it.
+only later.
 """
 
 from __future__ import annotations
@@ -16,18 +13,18 @@ import torch
 from torch import Tensor
 
 from offrl.data.dataset import DataSpec
-from offrl.data.raw import AMOUNTS
-from offrl.data.samplers.chunks import WHOLE, ChunkSampler
-from offrl.data.samplers.transitions import AT_END, FOLLOWING, SPAN, VALID, TransitionSampler
+from offrl.data.samplers.chunks import ChunkSampler
+from offrl.data.samplers.states import StateSampler
+from offrl.data.samplers.transitions import TransitionSampler
 from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
 from offrl.evaluation import streams
 from offrl.evaluation.past import acted, begin, push
 from offrl.finetuning.environments import Turn
 from offrl.finetuning.replay_buffer import Column
+from offrl.finetuning.windows import windows_of
 from offrl.tasks.entries import VECTOR
 
-Row = dict[str, Any]
 LATE = ("next_actions", "returns_to_go")  # columns that a row gets from the rest of its episode
 # (rewards, terminations, first rows, last + 1) -> [R]
 Returns = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
@@ -44,10 +41,12 @@ def columns_for(spec: DataSpec, sampler: Any, name: str) -> dict[str, Column]:
     """The columns of a row that `sampler`, that of the algorithm `name`, requires; observations of several streams are
     a column for each, such as observations/front. Raises UserError for what playing cannot give.
     """
-    if not isinstance(sampler, TransitionSampler | ChunkSampler):
+    extra = getattr(sampler, "extra", ())
+    strict = isinstance(sampler, StateSampler) and sampler.kind == "strict"
+    if not (strict or isinstance(sampler, TransitionSampler | ChunkSampler)):
         raise UserError(f"{name} learns from batches of its own kind ({type(sampler).__name__}), which are not made of "
                         "single transitions: offrl finetune cannot go on with it")  # fmt: skip
-    if unknown := [column for column in sampler.extra if column not in (*LATE, "costs")]:
+    if unknown := [column for column in extra if column not in (*LATE, "costs")]:
         raise UserError(f"{name} learns from the data's column '{unknown[0]}', which an environment does not give")
     action: Column = ((), torch.int64) if spec.discrete else ((spec.action_dim,), torch.float32)
     number: Column = (), torch.float32
@@ -58,7 +57,7 @@ def columns_for(spec: DataSpec, sampler: Any, name: str) -> dict[str, Column]:
         **_observation("next_observations", spec),
         "masks": number,
     }
-    columns |= {column: action if column == "next_actions" else number for column in sampler.extra}
+    columns |= {column: action if column == "next_actions" else number for column in extra}
     return columns | dict.fromkeys(getattr(sampler, "played", ()), number)
 
 
@@ -82,73 +81,6 @@ def normal(spec: DataSpec, observations: np.ndarray) -> np.ndarray:
     return ((flat - mean) / std).reshape(observations.shape)
 
 
-class RingWindows:
-    """The windows of K environments: rows go in, in order, and come out with the steps after them."""
-
-    def __init__(self, sampler: Any, environments: int) -> None:
-        """sampler: the algorithm's, whose batches are to be met."""
-        self.chunks = isinstance(sampler, ChunkSampler)
-        self.length = int(sampler.length if self.chunks else sampler.n_step)
-        self.waiting: list[list[Row]] = [[] for _ in range(environments)]
-
-    @staticmethod
-    def needed(sampler: Any) -> bool:
-        """True for a sampler of windows."""
-        return isinstance(sampler, ChunkSampler) or sampler.n_step > 1
-
-    def columns(self, columns: Mapping[str, Column]) -> dict[str, Column]:
-        """The columns of a window, of those of a row."""
-        length = (self.length,)
-        more: dict[str, Column] = {
-            **{f"step_{name}": (length, torch.float32) for name in AMOUNTS if name in columns},
-            VALID: (length, torch.bool),
-            SPAN: ((), torch.int64),
-        }
-        more |= {_renamed(name): column for name, column in columns.items() if _head(name) == "next_observations"}
-        if self.chunks:
-            shape, kind = columns["actions"]
-            more |= {"actions": ((*length, *shape), kind), WHOLE: ((), torch.float32)}
-        return {**columns, **more}
-
-    def take(self, k: int, rows: list[Row], over: bool) -> list[Row]:
-        """The windows of environment k that are complete with these rows; with `over` the episode ends, and with it all
-        of its windows.
-        """
-        waiting = self.waiting[k]
-        waiting += rows
-        count = len(waiting) if over else max(0, len(waiting) - self.length + 1)
-        windows = [self._window(waiting[i : i + self.length]) for i in range(count)]
-        self.waiting[k] = waiting[count:]
-        return windows
-
-    def drop(self, k: int) -> None:
-        """Forget the running windows of environment k."""
-        self.waiting[k] = []
-
-    def _window(self, rows: list[Row]) -> Row:
-        first, last, span = rows[0], rows[-1], len(rows)
-        amounts = {f"step_{name}": np.zeros(self.length, np.float32) for name in AMOUNTS if name in first}
-        for name, values in amounts.items():
-            values[:span] = [row[name.removeprefix("step_")] for row in rows]
-        valid = np.arange(self.length) < span
-        window = {**first, **{name: value for name, value in last.items() if _head(name) in AT_END}}
-        window |= {**amounts, VALID: valid, SPAN: np.int64(span)}
-        window |= {_renamed(name): value for name, value in first.items() if _head(name) == "next_observations"}
-        if self.chunks:
-            window["actions"] = np.stack([row["actions"] for row in rows] + [last["actions"]] * (self.length - span))
-            window[WHOLE] = np.float32(span == self.length or last["masks"] == 0.0)
-        return window
-
-
-def _head(column: str) -> str:
-    return column.partition("/")[0]
-
-
-def _renamed(column: str) -> str:
-    """A column of next observations among those after a window's first step."""
-    return FOLLOWING + column.removeprefix("next_observations")
-
-
 class Rows:
     """Turns into rows. Those of which something is not known yet wait: for one step (next_actions), or for the end of
     the episode.
@@ -168,9 +100,7 @@ class Rows:
         """returns: what returns_to_go of whole episodes are; see `returns_of`. sampler: the algorithm's, where it may
         draw windows; rows are then windows, and `columns` becomes theirs."""
         self.spec, self.returns = spec, returns
-        self.windows = (
-            RingWindows(sampler, replicas * envs) if sampler is not None and RingWindows.needed(sampler) else None
-        )
+        self.windows = windows_of(sampler, replicas * envs)
         self.single = columns  # of one step
         self.columns = columns if self.windows is None else self.windows.columns(columns)
         self.owner = np.repeat(np.arange(replicas), envs)

@@ -18,6 +18,7 @@ from offrl.algorithms.qc import QC, QCConfig
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.chunks import WHOLE, ChunkSampler
+from offrl.data.samplers.states import StateSampler
 from offrl.data.samplers.transitions import SPAN, VALID, TransitionSampler
 from offrl.finetuning.environments import Turn
 from offrl.finetuning.learner import Learner
@@ -92,8 +93,9 @@ def play() -> tuple[list[Turn], dict[int, Dataset]]:
         TransitionSampler(("next_actions",), n_step=3),
         TransitionSampler(("costs",)),
         TransitionSampler(("costs",), n_step=3),
+        StateSampler(3),
     ],
-    ids=["chunks", "chunks of one", "n-step", "n-step with next actions", "costs", "n-step with costs"],
+    ids=["chunks", "chunks of one", "n-step", "n-step with next actions", "costs", "n-step with costs", "states"],
 )
 def test_played_windows_are_those_of_the_data(sampler: Any) -> None:
     turns, data = play()
@@ -111,8 +113,8 @@ def test_played_windows_are_those_of_the_data(sampler: Any) -> None:
         assert int(ring.counts[n]) == source.count
         played = {k: v[n] for k, v in ring.take(torch.arange(source.count).expand(2, -1)).items()}
         drawn = sampler(source, rng.make_key(0), 3000)
-        at = {float(s): i for i, s in enumerate(played["observations"][:, 0])}
-        pick = torch.tensor([at[float(s)] for s in drawn["observations"][:, 0]])
+        first, wanted = (batch["observations"].flatten(1)[:, 0].tolist() for batch in (played, drawn))
+        pick = torch.tensor([first.index(s) for s in wanted])
         assert sorted(set(pick.tolist())) == list(range(source.count))
         assert drawn.keys() == played.keys()
         for name, column in drawn.items():

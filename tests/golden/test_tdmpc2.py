@@ -99,7 +99,10 @@ def test_the_discount_of_an_episode() -> None:
 )
 def test_published_sizes(count: int, sizes: dict[str, Any]) -> None:
     with torch.device("meta"):
-        algorithm = TDMPC2(TDMPC2Config(**sizes), DataSpec((24,), 6, action_low=(-1.0,) * 6, action_high=(1.0,) * 6))
+        algorithm = TDMPC2(
+            TDMPC2Config(discount=0.99, episodic=False, **sizes),
+            DataSpec((24,), 6, action_low=(-1.0,) * 6, action_high=(1.0,) * 6),
+        )
     assert sum(p.numel() for network in algorithm.networks.values() for p in network.parameters()) == count
 
 
@@ -396,11 +399,18 @@ def test_plans_begin_around_the_policy_or_the_previous_plan(start: str, monkeypa
 
 
 def test_what_is_planned_for_an_episode_depends_on_no_other() -> None:
-    algorithm, state = make(plan_elites=10, plan_action="mean")
-    actor, observations = algorithm.actor(state), torch.randn(4, OBS)
-    together, _ = actor.act(actor.start(4), observations, rng.make_key(0), explore=False)
-    alone, _ = actor.act(actor.start(1), observations[2:3], rng.make_key(0), explore=False)
-    torch.testing.assert_close(together[2:3], alone, rtol=1e-4, atol=1e-5)
+    """Also where one begins anew while the others go on."""
+    algorithm, state = make(plan_elites=10, plan_action="mean", plan_start="previous")
+    actor, observations, key = algorithm.actor(state), torch.randn(4, OBS), rng.make_key(0)
+    _, carry = actor.act(actor.start(4), observations, key, explore=False)
+    carry = actor.begin_anew(carry, torch.tensor([False, False, True, False]))
+    together, _ = actor.act(carry, observations, key, explore=False)
+    anew, carry = actor.act(actor.start(1), observations[2:3], key, explore=False)
+    torch.testing.assert_close(together[2:3], anew, rtol=1e-4, atol=1e-5)
+    _, carry = actor.act(actor.start(1), observations[3:], key, explore=False)
+    on, _ = actor.act(carry, observations[3:], key, explore=False)
+    torch.testing.assert_close(together[3:], on, rtol=1e-4, atol=1e-5)
+    assert (on - actor.act(actor.start(1), observations[3:], key, explore=False)[0]).abs().max() > 1e-3
 
 
 def test_without_planning_the_policy_acts() -> None:

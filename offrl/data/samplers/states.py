@@ -26,6 +26,11 @@ class StateWindows:
     final: Tensor  # [S] bool: the state is the successor of its row
     weighted: Episodes | None = None  # where some windows are drawn more often than others
 
+    @property
+    def count(self) -> int:
+        """How many windows there are."""
+        return len(self.begins)
+
 
 @dataclass(frozen=True)
 class StateSampler:

@@ -89,7 +89,8 @@ class WithCritic:
         """(loss + size * sum of multiplier * E excess) / (1 + sum of multipliers) of an actor, whose actions (or log
         probabilities) carry the gradient, and metrics. size: that of a value in the loss.
         """
-        if not (limits := self.limits()):
+        limits = self.limits()
+        if not limits:
             return loss, metrics
         weight: Tensor | float = 1.0
         for limit in limits:
@@ -98,7 +99,7 @@ class WithCritic:
             loss = loss + multiplier * size * limit.excess(cost).mean()
             weight = weight + multiplier
             metrics = metrics | limit.shown(cost, multiplier)
-        loss = loss / weight
+        loss /= weight
         return loss, {**metrics, "actor/loss": loss}
 
     def limited_advantage(
