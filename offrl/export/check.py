@@ -8,17 +8,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from offrl.actor import Carry
 from offrl.evaluation import streams
 from offrl.evaluation.evaluator import plain_products
 from offrl.evaluation.past import window_moments
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.export.draws import Draw, recording
-from offrl.export.graph import PolicyGraph, answer, inputs_of, remembers
+from offrl.export.graph import PolicyGraph, answer, inputs_of, memory_of, parts_of, remembers
 from offrl.tasks.entries import VECTOR
 
-# (observations [B, *O] float32, goals and noise) -> actions
-Runner = Callable[[np.ndarray, Sequence[np.ndarray]], np.ndarray]
+# (observations [B, *O] float32, goals, memory and noise) -> actions, and the memory after them
+Runner = Callable[[np.ndarray, Sequence[np.ndarray]], list[np.ndarray]]
 TOLERANCE = 1e-5  # of half the range of an action, that is in the units of [-1, 1]
 BATCHES = (1_000, 1, 2)
 FAR = (10.0, 100.0, 1e4, 1e6)  # standard deviations from the mean
@@ -27,6 +29,7 @@ ROUNDING = (
     5.0  # where float32 itself is less exact than TOLERANCE, this multiple of the Python policy's own error is allowed
 )
 NUDGES = 64
+MEMORY_ROWS = 0.01  # share of rows whose memory may differ: where two classes are equally likely, rounding decides
 
 
 @dataclass
@@ -83,12 +86,16 @@ def check(
         for count, scale in groups[: len(groups) - (shown is None)]:
             observations = shown if shown is not None and not scale else _observations(policy, rng, count, scale)
             goals = [_goals(policy, rng, count, scale)] if policy.goal_conditioned else []
-            before = [_previous(policy, rng, count)] if remembers(policy) else []
+            before = _previous(policy, rng, count) if remembers(policy) else None
+            memory = _memory(policy, rng, count, scale, explore)
             with recording() as recorded:
-                expected = answer(policy, observations.copy(), goals[0] if goals else None, explore, *before)
-            noise = [*(part for g in goals for part in inputs_of(g)), *before, *(x.numpy() for _, x in recorded)]
+                expected, later = answer(
+                    policy, observations.copy(), goals[0] if goals else None, explore, before, memory
+                )
+            noise = [part for g in goals for part in inputs_of(g)] + ([] if before is None else [before])
+            noise += [x.numpy() for x in (*parts_of(memory), *(x for _, x in recorded))]
             try:
-                output = np.asarray(runner(observations, noise))
+                output, *parts = map(np.asarray, runner(observations, noise))
             except Exception as error:  # whatever the runtime raises
                 text = (str(error).strip().splitlines() or [""])[0]
                 result.failure = f"a batch of {count} fails in {runtime} ({type(error).__name__}: {text})"
@@ -99,6 +106,10 @@ def check(
                     f"{expected.shape}"
                 )
                 return result
+            wrong = _wrong_memory(parts_of(later), parts) if exact.parts else 0.0
+            if scale == 1.0 and wrong > MEMORY_ROWS:
+                result.failure = f"the memory after a batch of {count} differs in {wrong:.1%} of its rows in {runtime}"
+                return result
             if exact.discrete:
                 differ = np.flatnonzero(output != expected)
                 real = [i for i in differ if not _tie(exact, observations, noise, draws, int(i), int(output[i]))]
@@ -108,9 +119,8 @@ def check(
                 half = _half_range(policy)
                 difference = float((np.abs(output - expected) / half).max())
                 if scale != 1.0 or count == BATCHES[0]:
-                    true = exact(
-                        *map(torch.from_numpy, inputs_of(observations)), *(torch.from_numpy(x) for x in noise)
-                    ).numpy()
+                    true = exact(*map(torch.from_numpy, (*inputs_of(observations), *noise)))
+                    true = (true[0] if exact.parts else true).numpy()
                     allowed = max(TOLERANCE, ROUNDING * float((np.abs(expected - true) / half).max()))
                 if scale == 1.0:
                     result.allowed = allowed
@@ -204,4 +214,22 @@ def _tie(
         for axis in (axis for axis, n in enumerate(draw.shape) if n is None):
             x = np.repeat(np.take(x, [i], axis), NUDGES, axis)
         inputs.append(torch.from_numpy(x))
-    return action in exact(*map(torch.from_numpy, inputs_of(nudged)), *inputs).tolist()
+    actions = exact(*map(torch.from_numpy, inputs_of(nudged)), *inputs)
+    return action in (actions[0] if exact.parts else actions).tolist()
+
+
+def _memory(policy: TrainedPolicy, rng: np.random.Generator, count: int, scale: float, explore: bool) -> Carry:
+    """The memory of so many episodes after two steps; None for a policy without one."""
+    carry = None
+    for _ in range(2 * bool(memory_of(policy))):
+        _, carry = answer(policy, _observations(policy, rng, count, scale), None, explore, memory=carry)
+    return carry
+
+
+def _wrong_memory(expected: Sequence[Tensor], parts: Sequence[np.ndarray]) -> float:
+    """The share of rows whose memory differs by more than 1e-4."""
+    wrong = np.zeros(len(expected[0]), bool)
+    for x, y in zip(expected, parts, strict=True):
+        near = np.isclose(x.numpy(), y, rtol=1e-4, atol=1e-4)
+        wrong |= ~near.reshape(len(wrong), -1).all(1)
+    return float(wrong.mean())

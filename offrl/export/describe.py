@@ -15,8 +15,8 @@ from offrl.data.store import StreamSpec
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.shield import ShieldedPolicy
 from offrl.export.dimensions import dimension_names, plain, units_of
-from offrl.export.draws import GOALS, MEANING, PREVIOUS, Draw, input_names
-from offrl.export.graph import chunked
+from offrl.export.draws import GOALS, MEANING, MEMORY, PREVIOUS, Draw, input_names, later_names
+from offrl.export.graph import chunked, memory_of
 from offrl.settings.replicas import Replica, by_cell
 from offrl.statistics.intervals import mean_interval, student_t
 from offrl.tasks.entries import VECTOR
@@ -56,7 +56,12 @@ def description(
         inputs = inputs * (spec.observation_shape != (0,)) + [_stream(stream, spec.frames) for stream in spec.streams]
     for name, draw in zip(input_names(draws), draws, strict=True):
         shape = ["batch" if n is None else n for n in draw.shape]
-        if draw.stream:
+        begin: dict[str, Any] = {}
+        if draw.kind == MEMORY:
+            start = memory_of(policy)[int(draw.stream)]
+            begin = {"begin": start[0].tolist() if start.any() else "zeros"}
+            meaning = f"the episode's memory: `begin` where one begins, then next_{name} of the step before"
+        elif draw.stream:
             meaning = (
                 f"where to go: {draw.stream} as an observation has it, of one moment; the same until the goal changes"
             )
@@ -68,7 +73,7 @@ def description(
         else:
             meaning = f"random numbers, {MEANING[draw.kind]}; new ones each call"
         dtype = str(draw.dtype).removeprefix("torch.")
-        inputs.append({"name": name, "shape": shape, "dtype": dtype, "meaning": meaning})
+        inputs.append({"name": name, "shape": shape, "dtype": dtype, "meaning": meaning, **begin})
     output: dict[str, Any] = {"name": "actions", "shape": ["batch"], "dtype": "int64", "choices": spec.num_actions}
     if spec.discrete:
         first = spec.first_choice
@@ -111,6 +116,10 @@ def description(
                 "; the policy itself plays the mean of what all chunks so far say of a step, weighted by exp(-ensemble "
                 "i), i = 0 the oldest"
             )
+    memory = [
+        {"name": name, "meaning": f"the memory after these actions: {name.removeprefix('next_')} of the next step"}
+        for name in later_names(draws)
+    ]
     digest = hashlib.sha256()
     for name, params in sorted(policy.state.params.items()):
         for key, value in sorted(params.items()):
@@ -120,7 +129,7 @@ def description(
     task = spec.task
     return {
         "kind": KIND,
-        "version": VERSION + bool(spec.streams or spec.windowed),
+        "version": VERSION + bool(spec.streams or spec.windowed or memory),
         "policy": {
             "algorithm": details.get("algorithm", algorithm.config.name),
             "acts": "a sample of its distribution" if stochastic else "its greedy action",
@@ -132,7 +141,7 @@ def description(
             **details.get("policy", {}),
         },
         "inputs": inputs,
-        "outputs": [output],
+        "outputs": [output, *memory],
         "dataset": details.get("dataset", {"name": spec.name, "source": spec.source}),
         "environment": {
             "id": task.env_id if task is not None else None,

@@ -13,7 +13,8 @@ from torch import Tensor
 from offrl import rng
 
 SMALLEST, LARGEST = 2.0**-33, 1.0 - 2.0**-24  # of the uniform numbers that `rng.categorical` draws
-GOALS, PREVIOUS = "goals", "previous_actions"  # inputs like those that are drawn, before them
+# inputs like those that are drawn, before them: the memory of the episode is a tree of tensors
+GOALS, PREVIOUS, MEMORY = "goals", "previous_actions", "state"
 MEANING = {"normal": "standard normal, independent", "uniform": "uniform in [0, 1), independent"}
 
 
@@ -23,11 +24,13 @@ class Undrawable(Exception):
 
 @dataclass(frozen=True)
 class Draw:
-    """One draw of random numbers, the goals, or the actions before: an input of the graph beside the observations."""
+    """One draw of random numbers, the goals, the actions before, or a part of the memory: an input of the graph beside
+    the observations.
+    """
 
-    kind: str  # a key of MEANING, GOALS or PREVIOUS
+    kind: str  # a key of MEANING, GOALS, PREVIOUS or MEMORY
     shape: tuple[int | None, ...]  # None: the batch size
-    stream: str = ""  # of goals that are observations of several streams: which of them
+    stream: str = ""  # of goals that are observations of several streams: which of them; of memory: the part's number
     dtype: torch.dtype = torch.float32
 
 
@@ -107,10 +110,15 @@ def inputs_for_draws(noise: Sequence[Tensor]) -> Iterator[None]:
         yield
 
 
+def later_names(draws: Sequence[Draw]) -> list[str]:
+    """The names of the outputs beside the actions: the memory's parts after them."""
+    return [f"next_{d.kind}_{d.stream}" for d in draws if d.kind == MEMORY]
+
+
 def input_names(draws: Sequence[Draw]) -> list[str]:
-    """The names of the inputs: `goals`, of several streams `goals_STREAM`, `previous_actions`, and `noise`, or
-    `noise_0`, `noise_1`, ...
+    """The names of the inputs: `goals`, of several streams `goals_STREAM`, `previous_actions`, `state_0`, `state_1`,
+    ..., and `noise`, or `noise_0`, `noise_1`, ...
     """
-    names = [f"{d.kind}_{d.stream}" if d.stream else d.kind for d in draws if d.kind in (GOALS, PREVIOUS)]
+    names = [f"{d.kind}_{d.stream}" if d.stream else d.kind for d in draws if d.kind not in MEANING]
     num_draws = len(draws) - len(names)
     return names + (["noise"] if num_draws == 1 else [f"noise_{i}" for i in range(num_draws)])

@@ -1,5 +1,5 @@
-"""A policy as one module without memory: raw observations in (and goals, if it takes any), actions in the environment's
-range out, random numbers as inputs.
+"""A policy as one module: raw observations in (and goals, if it takes any), actions in the environment's range out,
+random numbers as inputs. The memory of a policy that has one goes in and comes out.
 
 What a policy draws while it acts becomes an input of the graph, one for each draw, so that a stochastic file is a pure
 function that can be repeated and compared number by number. This needs nothing of an algorithm: its `act` is run with
@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from offrl.actor import BoundParams, bind
+from offrl.actor import BoundParams, Carry, bind
 from offrl.errors import UserError, first_line
 from offrl.evaluation import streams
 from offrl.evaluation.past import window_moments
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.predict import numbered
 from offrl.evaluation.shield import ShieldedPolicy
-from offrl.export.draws import GOALS, PREVIOUS, Draw, Undrawable, inputs_for_draws, recording
+from offrl.export.draws import GOALS, MEMORY, PREVIOUS, Draw, Undrawable, inputs_for_draws, recording
 from offrl.nn.encoders.streams import ENCODER
 from offrl.tasks.entries import VECTOR
 
@@ -42,24 +42,39 @@ def answer(
     goals: np.ndarray | None,
     explore: bool,
     previous: np.ndarray | None = None,
-) -> np.ndarray:
+    memory: Carry = None,
+) -> tuple[np.ndarray, Carry]:
     """What an exported file gives, by the policy itself: its first actions [B, A] or [B], or of a policy of chunks
-    those [B, h, A]. Of images observations hold whole stacks of frames, and of windows these. previous [B, A]: what a
-    shield takes for the actions before.
+    those [B, h, A], and its memory after them. Of images observations hold whole stacks of frames, and of windows
+    these. previous [B, A]: what a shield takes for the actions before. memory: of B episodes; None: they begin.
     """
     if chunked(policy):
-        return policy.chunk(observations, explore)
+        return policy.chunk(observations, explore), None
     actor = policy.actor  # behind the encoder stacks are no memory
     start = actor.inner.start if isinstance(actor, streams.EncodingActor) else policy.start
-    carry = policy.set_goal(start(len(observations)), goals)
+    carry = policy.set_goal(start(len(observations)) if memory is None else memory, goals)
     if previous is not None:
         carry = replace(carry, previous=torch.from_numpy(previous))
-    return numbered(policy, policy.step(carry, observations, 0, explore)[0])
+    actions, carry = policy.step(carry, observations, 0, explore)
+    return numbered(policy, actions), carry
 
 
 def remembers(policy: TrainedPolicy) -> bool:
     """True for a policy whose shield looks at the actions before, which an exported file then takes."""
     return isinstance(policy, ShieldedPolicy) and policy.shield.remembers
+
+
+def memory_of(policy: TrainedPolicy) -> list[Tensor]:
+    """The parts of the memory of one episode that begins, [1, ...], which an exported file takes and gives: of a policy
+    that may begin single episodes anew.
+    """
+    actor = policy.actor.inner if isinstance(policy.actor, streams.EncodingActor) else policy.actor
+    return parts_of(actor.start(1)) if actor.resettable and not hasattr(actor, "graph") else []
+
+
+def parts_of(memory: Carry) -> list[Tensor]:
+    """The tensors of a memory; none without one."""
+    return [] if memory is None else pytree.tree_leaves(memory)
 
 
 def inputs_of(observations: np.ndarray) -> list[np.ndarray]:
@@ -76,7 +91,8 @@ class PolicyGraph(nn.Module):
     """forward(observations [B, *O], *noise), or with streams forward(*streams, *noise) -> actions [B, A] in the
     environment's range, or [B] int64: what `TrainedPolicy.step` does for its first step. A policy that sees windows
     takes them in place of observations. One that acts towards a goal takes goals [B, G], raw, or goals of each stream,
-    before the noise. `dtype` is what it calculates in.
+    before the noise. One with a memory that may begin single episodes anew takes its parts before the noise, too, and
+    gives (actions, *parts). `dtype` is what it calculates in.
 
     Of a policy of chunks: actions [B, h, A], of which as many are played as its setting `action_steps` says before it
     is asked again."""
@@ -87,7 +103,8 @@ class PolicyGraph(nn.Module):
     action_high: Tensor
 
     def __init__(self, policy: TrainedPolicy, explore: bool, dtype: torch.dtype = torch.float32) -> None:
-        """`explore`: sample an action instead of taking the greedy one. Raises UserError for a policy with a memory.
+        """`explore`: sample an action instead of taking the greedy one. Raises UserError for a policy with a
+        memory that cannot be an input.
 
         An actor that needs more than one observation may define `graph(explore) -> Module`, from normalised
         observations [B, O] (and noise) to actions in [-1, 1]; it is then used in place of `act`.
@@ -106,10 +123,13 @@ class PolicyGraph(nn.Module):
             self._actor = algorithm.actor(state)
         make = getattr(self._actor, "graph", None)
         graph_module: nn.Module | None = None if make is None else make(explore)
-        if graph_module is None and self._actor.start(1) is not None:
+        start = self._actor.start(1) if graph_module is None else None
+        leaves, self.memory = pytree.tree_flatten(() if start is None else start)
+        self.parts = len(leaves)
+        if leaves and (policy.goal_conditioned or not self._actor.resettable or isinstance(policy, ShieldedPolicy)):
             raise UserError(
-                f"a policy of {name} remembers the episode so far, and an exported file maps one observation to one "
-                "action: it cannot be exported (an actor that defines graph() can)"
+                f"a policy of {name} remembers the episode so far in a way that no tensors of one size can hold: it "
+                "cannot be exported (an actor that is resettable, or defines graph(), can)"
             )
         self.shield: Callable[..., Any] | None = None
         if isinstance(policy, ShieldedPolicy):
@@ -135,7 +155,7 @@ class PolicyGraph(nn.Module):
             self.register_buffer("action_high", torch.from_numpy(policy.high).to(dtype))
         self.eval().requires_grad_(False)
 
-    def forward(self, observations: Tensor, *inputs: Tensor) -> Tensor:
+    def forward(self, observations: Tensor, *inputs: Tensor) -> Any:
         if self.streams:
             first = len(self.streams) - 1
             x, inputs = self._encode((observations, *inputs[:first])), inputs[first:]
@@ -154,16 +174,22 @@ class PolicyGraph(nn.Module):
                 goals = self._encode(inputs[:count]) if self.streams else self._normalise(goals)
             carry = self._actor.set_goal(None, goals)
         previous, noise = (noise[0].to(self.dtype), noise[1:]) if self.remembers else (None, noise)
+        if self.parts:
+            parts = [x.to(self.dtype) if x.is_floating_point() else x for x in noise[: self.parts]]
+            carry, noise = pytree.tree_unflatten(parts, self.memory), noise[self.parts :]
         with inputs_for_draws([x.to(self.dtype) for x in noise]):
             if self.module is not None:
                 actions = self.module(x)
             else:
-                actions, _ = self._actor.act(carry, x, self._actor.state.key, explore=self.explore)
+                actions, carry = self._actor.act(carry, x, self._actor.state.key, explore=self.explore)
         if self.discrete:
-            return actions + self.first_choice if self.first_choice else actions
-        low, high = self.action_low, self.action_high
-        actions = torch.clamp(low + (actions + 1.0) * 0.5 * (high - low), low, high)
-        return actions if self.shield is None else self._shielded(observations.to(self.dtype), actions, previous)
+            actions = actions + self.first_choice if self.first_choice else actions
+        else:
+            low, high = self.action_low, self.action_high
+            actions = torch.clamp(low + (actions + 1.0) * 0.5 * (high - low), low, high)
+        if self.shield is not None:
+            actions = self._shielded(observations.to(self.dtype), actions, previous)
+        return (actions, *pytree.tree_leaves(carry)) if self.parts else actions
 
     def _shielded(self, observations: Tensor, actions: Tensor, previous: Tensor | None) -> Tensor:
         assert self.shield is not None
@@ -201,7 +227,7 @@ def goal_kind(policy: TrainedPolicy) -> np.dtype:
 
 def draws_of(policy: TrainedPolicy, explore: bool) -> tuple[Draw, ...]:
     """The policy's inputs beside observations: goals, if it is goal-conditioned, the actions before, if its shield
-    looks at them, and the random draws of its actions.
+    looks at them, its memory, and the random draws of its actions.
 
     Raises Undrawable where a draw depends on the batch in another way than by one dimension of its size.
     """
@@ -222,6 +248,7 @@ def draws_of(policy: TrainedPolicy, explore: bool) -> tuple[Draw, ...]:
             images = part.base == np.uint8
             result.append(Draw(GOALS, (None, *part.shape), stream, torch.uint8 if images else torch.float32))
     result += [Draw(PREVIOUS, (None, spec.action_dim))] if remembers(policy) else []
+    result += [Draw(MEMORY, (None, *x.shape[1:]), str(i), x.dtype) for i, x in enumerate(memory_of(policy))]
     for (kind, a), (_, b) in zip(first, second, strict=True):
         shape = tuple(None if (m, n) == PROBES else m if m == n else -1 for m, n in zip(a, b, strict=True))
         if -1 in shape:

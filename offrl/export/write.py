@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from offrl.data.history import history_of
 from offrl.errors import UserError, first_line, nearest, warn
@@ -24,7 +25,7 @@ from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.shield_kinds import ShieldSettings
 from offrl.export import OPSET, SUFFIX, c_code, card, describe
 from offrl.export.check import BATCHES, Check, Runner, check
-from offrl.export.draws import GOALS, PREVIOUS, Draw, Undrawable, input_names
+from offrl.export.draws import MEANING, Draw, Undrawable, input_names, later_names
 from offrl.export.graph import PolicyGraph, draws_of, inputs_of
 from offrl.ope.candidates import data_of
 from offrl.settings.field import plain_name
@@ -129,7 +130,7 @@ def export_policy(
     name = policy.algorithm.config.name
     try:
         draws = draws_of(policy, stochastic)
-        if stochastic and all(d.kind in (GOALS, PREVIOUS) for d in draws):
+        if stochastic and all(d.kind not in MEANING for d in draws):
             raise UserError(f"the policy of {name} is deterministic: stochastic=true has nothing to draw; leave it out")
         graph = PolicyGraph(policy, stochastic)
         if format == "c":
@@ -272,8 +273,9 @@ def _pt2(graph: PolicyGraph, draws: Sequence[Draw]) -> _Built:
         torch.export.save(_program(graph, draws), buffer)
         loaded = torch.export.load(io.BytesIO(buffer.getvalue())).module()
 
-    def runner(x: np.ndarray, noise: Sequence[np.ndarray]) -> np.ndarray:
-        return loaded(*map(torch.from_numpy, (*inputs_of(x), *noise))).numpy()
+    def runner(x: np.ndarray, noise: Sequence[np.ndarray]) -> list[np.ndarray]:
+        outputs = loaded(*map(torch.from_numpy, (*inputs_of(x), *noise)))
+        return [x.numpy() for x in pytree.tree_leaves(outputs)]
 
     extra = {"load": "torch.export.load(file).module()(observations, *others)"}
     return _Built(buffer.getvalue(), runner, f"torch.export, torch {torch.__version__}", extra)
@@ -281,7 +283,11 @@ def _pt2(graph: PolicyGraph, draws: Sequence[Draw]) -> _Built:
 
 def _c(policy: TrainedPolicy) -> _Built:
     code = c_code.source(policy)
-    runner, load = c_code.compiled(policy, code), code[code.rindex(" policy(") + 1 :].partition(" {")[0]
+    run, load = c_code.compiled(policy, code), code[code.rindex(" policy(") + 1 :].partition(" {")[0]
+
+    def runner(x: np.ndarray, noise: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [run(x, noise)]
+
     return _Built(code.encode(), runner, Path(c_code.compiler()).name, {"load": f"{load}; link with -lm"})
 
 
@@ -289,7 +295,7 @@ def _onnx(graph: PolicyGraph, draws: Sequence[Draw], opset: int) -> _Built:
     import onnxruntime
 
     names = [*(graph.streams or ["observations"]), *(input_names(draws) if draws else [])]
-    program = _program(graph, draws)
+    program, outputs = _program(graph, draws), ["actions", *later_names(draws)]
     with _quiet(), contextlib.redirect_stdout(io.StringIO()):
         exported = torch.onnx.export(
             program,
@@ -297,7 +303,7 @@ def _onnx(graph: PolicyGraph, draws: Sequence[Draw], opset: int) -> _Built:
             None,
             dynamo=True,
             input_names=names,
-            output_names=["actions"],
+            output_names=outputs,
             opset_version=opset,
             external_data=False,
         )
@@ -318,8 +324,8 @@ def _onnx(graph: PolicyGraph, draws: Sequence[Draw], opset: int) -> _Built:
         text = f"onnxruntime {onnxruntime.__version__} cannot load what was exported ({first_line(error)})"
         raise UserError(f"{text}; a smaller opset= may do, 18 is the smallest") from error
 
-    def runner(x: np.ndarray, noise: Sequence[np.ndarray]) -> np.ndarray:
-        return session.run(["actions"], dict(zip(names, (*inputs_of(x), *noise), strict=True)))[0]
+    def runner(x: np.ndarray, noise: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return session.run(outputs, dict(zip(names, (*inputs_of(x), *noise), strict=True)))
 
     extra = {
         "load": "onnxruntime.InferenceSession(file).run(None, {name: array, ...})[0]",

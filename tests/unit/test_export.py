@@ -398,6 +398,46 @@ def test_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [p.name for p in tmp_path.iterdir()] == ["package.json"]
 
 
+def runner_of(path: Path, format: str, names: list[str]) -> Any:
+    """A function of an exported file's inputs that gives its outputs."""
+    if format == "pt2":
+        module = torch.export.load(path).module()
+        return lambda *x: [y.numpy() for y in module(*map(torch.from_numpy, x))]
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path)
+    return lambda *x: session.run(None, dict(zip(names, x, strict=True)))
+
+
+@pytest.mark.parametrize("format", ["pt2", pytest.param("onnx", marks=[pytest.mark.slow, needs_onnx])])
+def test_a_memory_goes_in_and_comes_out(format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = trained("bc")
+    act, size = MemorylessActor.act, policy.spec.observation_dim
+
+    def remembering(self: Any, carry: Any, obs: torch.Tensor, key: torch.Tensor, *, explore: bool) -> Any:
+        level = 0.5 * carry["level"] + obs
+        return act(self, None, level, key, explore=explore)[0], {"count": carry["count"] + 1, "level": level}
+
+    def start(self: Any, episodes: int) -> Any:
+        return {"count": torch.zeros(episodes, dtype=torch.int64), "level": torch.zeros(episodes, size)}
+
+    for name, value in {"resettable": True, "act": remembering, "start": start}.items():
+        monkeypatch.setattr(MemorylessActor, name, value)
+    exported = export_policy(policy, tmp_path / f"p.{format}", format)
+    entries = {entry["name"]: entry for entry in exported.metadata["inputs"]}
+    assert exported.check.passed and exported.metadata["version"] == 2
+    assert entries["state_0"]["shape"] == ["batch"] and entries["state_1"]["shape"] == ["batch", size]
+    assert entries["state_1"]["begin"] == "zeros" and entries["state_0"]["dtype"] == "int64"
+    assert [out["name"] for out in exported.metadata["outputs"]] == ["actions", "next_state_0", "next_state_1"]
+    run = runner_of(exported.path, format, list(entries))
+    carry, memory = policy.start(2), [np.zeros(2, np.int64), np.zeros((2, size), np.float32)]
+    for t, observation in enumerate(np.random.default_rng(0).normal(size=(50, 2, size)).astype(np.float32)):
+        expected, carry = policy.step(carry, observation, t)
+        actions, *memory = run(observation, *memory)
+        np.testing.assert_allclose(actions, expected, rtol=0, atol=1e-5)
+    assert memory[0].tolist() == [50, 50]
+
+
 @pytest.mark.slow
 @needs_onnx
 def test_an_actor_with_a_memory_may_give_its_own_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
