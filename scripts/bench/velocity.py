@@ -22,7 +22,7 @@ import offrl
 from offrl.interop.sb3 import Actor, actor_from
 from offrl.runs.tables import interval_text
 
-SPEEDS = {"Hopper": (0.4, 0.8, 1.2, 2.0), "HalfCheetah": (1.5, 3.0, 4.5, 6.0)}  # m/s; thresholds 0.7402 and 3.2096
+SPEEDS = {"Hopper": (0.2, 0.5, 1.0, 2.0), "HalfCheetah": (1.5, 3.0, 4.5, 6.0)}  # m/s; thresholds 0.7402 and 3.2096
 LIMIT, LIMITS = 20, [10, 20, 40, 80]
 SMALL: dict[str, Any] = {"algo.hidden": [64, 64], "algo.batch_size": 256}
 TRANSFORMER = {
