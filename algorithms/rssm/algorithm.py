@@ -1,0 +1,254 @@
+"""RSSM: a recurrent state-space model, and an actor-critic that learns in its imagination. DreamerV3 ("Mastering
+Diverse Domains through World Models", Hafner et al., 2023, arXiv 2301.04104), for observations that are vectors;
+optionally RePo's bottleneck in place of reconstruction (arXiv 2309.00082, `kl_target`).
+
+Ours, for data without an environment: heads whose disagreement is a penalty (`members`, `penalty`, after Offline
+DreamerV2, arXiv 2206.04779), a model that stays as it is after some updates, and cloning of the data's actions.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from offrl import losses, rng
+from offrl.algorithm import (
+    Adam,
+    Algorithm,
+    Batch,
+    Dataset,
+    Grid,
+    Loss,
+    Metrics,
+    Params,
+    Sampler,
+    TrainState,
+    Traits,
+    Tree,
+    Update,
+)
+from offrl.algorithms.rssm.actor import RecurrentActor
+from offrl.algorithms.rssm.latents import Latents, LatentState, Observed, disagreement, kl, lambda_returns, one_head
+from offrl.algorithms.rssm.networks import HEAD, BlockGRU, BoundedNormal, PriorHeads, head, layers
+from offrl.algorithms.rssm.settings import RSSMConfig, check_settings, fitted
+from offrl.data.samplers.states import (
+    ARRIVAL_REWARDS,
+    IS_FIRST,
+    IS_LAST,
+    IS_TERMINAL,
+    PREVIOUS_ACTIONS,
+    VALID,
+    StateSampler,
+)
+from offrl.families.sac import LogWeight
+from offrl.families.sequence import masked_mean
+from offrl.nn.heads import symlog
+from offrl.optim import LaProp
+from offrl.registry import register
+
+FIRST_MULTIPLIER = 1e-5  # RePo's weight of the KL divergence at first
+
+
+class Dream(NamedTuple):
+    """What the policy lives through in the model, from N states on; constants."""
+
+    features: Tensor  # [H + 1, N, F]
+    actions: Tensor  # [H, N, A], not clipped
+    values: Tensor  # [H + 1, N]: the critic's
+    returns: Tensor  # [H, N]
+    weights: Tensor  # [H, N]: probability that the episode has not ended, discounted
+    low: Tensor  # [], with `high` the running 5th and 95th percentiles of returns
+    high: Tensor
+
+
+@register("algo", "rssm")
+class RSSM(Algorithm[RSSMConfig]):
+    """Modules: encoder, dynamics, prior, posterior, reward, continuation, decoder (the model), actor, critic, and the
+    multiplier of a `kl_target`. Shapes: T states of a window, the first axis of all that is learnt from; B windows; H
+    imagined steps; N = T B states that they begin at; F features.
+    """
+
+    # a program grows with the states of a window and the imagined steps
+    traits = Traits(
+        targets=("critic",),
+        policy_modules=("encoder", "dynamics", "posterior", "actor"),
+        actions=("continuous",),
+        n_step=False,
+        compiles=False,
+    )
+    actor_class = RecurrentActor
+
+    @classmethod
+    def fit_config(cls, config: RSSMConfig, dataset: Dataset, grid: Grid = None) -> RSSMConfig:
+        """`config`, once the data have rewards."""
+        return fitted(config, dataset, grid)
+
+    def modules(self) -> dict[str, nn.Module]:
+        c, s = self.config, self.spec
+        check_settings(c)
+        sample = c.groups * c.classes
+        features = c.recurrent_width + sample
+        model = {
+            "encoder": layers(s.observation_dim, c.width, 3),
+            "dynamics": BlockGRU(c.recurrent_width, sample, s.action_dim, c.width, c.blocks),
+            "prior": PriorHeads(c.members, c.recurrent_width, c.width, sample),
+            "posterior": head(c.recurrent_width + c.width, c.width, 1, sample),
+            "reward": head(features, c.width, 1, HEAD.out_dim, 0.0),
+            "continuation": head(features, c.width, 1, 1),
+            **({"decoder": head(features, c.width, 3, s.observation_dim)} if c.reconstruction else {}),
+        }
+        self.model = tuple(model)
+        critic, actor = head(features, c.width, 3, HEAD.out_dim, 0.0), BoundedNormal(features, s.action_dim, c.width)
+        dual = {} if c.kl_target is None else {"multiplier": LogWeight(FIRST_MULTIPLIER)}
+        return {**model, "actor": actor, "critic": critic, **dual}
+
+    def sampler(self) -> Sampler:
+        return StateSampler(self.config.length, "chain")
+
+    def optimizer(self, name: str) -> Adam:
+        c = self.config
+        if name == "multiplier":
+            return Adam(c.multiplier_learning_rate)
+        return LaProp(c.learning_rate, eps=1e-20, warmup_steps=c.warmup_steps, adaptive_clip=c.adaptive_clip)
+
+    def extra(self, params: dict[str, Params]) -> Tree:
+        return {"low": torch.zeros(()), "high": torch.zeros(())}
+
+    def latents(self, params: dict[str, Params]) -> Latents:
+        """The latent model with these parameters."""
+        return Latents(lambda name, *x: self.apply(name, params[name], *x), self.config)
+
+    # ---- losses
+
+    def model_loss(
+        self, params: dict[str, Params], state: TrainState, seen: Observed, batch: Batch, key: Tensor
+    ) -> Loss:
+        """-ln p(o_t) - ln p(r_t) - ln p(c_t) + beta [1.0 max(1, KL(sg q | p)) + 0.1 max(1, KL(q | sg p))], with the
+        rewards that led to the states (equations 4 and 5); beta is 1, or learnt where there is a `kl_target`.
+        """
+        c, valid, features = self.config, batch[VALID], seen.state.features
+        prior = one_head(seen.prior, key)
+        divergence = kl(seen.posterior.detach(), prior)
+        dynamics = c.dynamics_weight * divergence.clamp(min=c.free_bits)
+        representation = c.representation_weight * kl(seen.posterior, prior.detach()).clamp(min=c.free_bits)
+        balanced = masked_mean(dynamics + representation, valid)
+        if c.kl_target is not None:
+            balanced = self.apply("multiplier", state.params["multiplier"]).detach() * balanced
+        # a window's first state came from nowhere
+        logits = self.apply("reward", params["reward"], features)
+        reward = masked_mean(HEAD.loss(logits, batch[ARRIVAL_REWARDS]), ~batch[IS_FIRST])
+        continues = self.apply("continuation", params["continuation"], features).squeeze(-1).float()
+        target = c.discount * (~batch[IS_TERMINAL]).float()
+        continuation = F.binary_cross_entropy_with_logits(continues, target)
+        metrics = {
+            "model/kl": masked_mean(divergence, valid),
+            "model/reward": reward,
+            "model/continuation": continuation,
+        }
+        loss = balanced + reward + continuation
+        if c.reconstruction:
+            error = self.apply("decoder", params["decoder"], features) - symlog(batch["observations"])
+            metrics["model/reconstruction"] = masked_mean(error.square().sum(-1), valid)
+            loss = loss + metrics["model/reconstruction"]
+        return loss, metrics
+
+    def dream(self, state: TrainState, seen: Observed, key: Tensor) -> Dream:
+        """H steps of the policy from all states, by the parameters before this update; rewards less the penalty."""
+        c, params, latents = self.config, state.params, self.latents(state.params)
+        with torch.no_grad():
+            states, actions = [LatentState(*(x.flatten(0, 1) for x in seen.state))], []
+            doubts = [torch.zeros_like(states[0].sample[:, 0])]
+            for step_key in rng.split(key, c.horizon):
+                draw, move = rng.split(step_key)
+                dist = self.apply("actor", params["actor"], states[-1].features)
+                actions.append(self.policy.unbounded(dist, draw))  # type: ignore[operator]
+                following, doubt = latents.imagine(states[-1], actions[-1], move)
+                states.append(following)
+                doubts.append(doubt)
+            features = torch.stack([each.features for each in states])
+            rewards = HEAD.mean(self.apply("reward", params["reward"], features))
+            if c.members > 1:
+                rewards = rewards - c.penalty * torch.stack(doubts) / disagreement(seen.prior).mean()
+            alive = self.apply("continuation", params["continuation"], features).squeeze(-1).float().sigmoid()
+            values = HEAD.mean(self.apply("critic", params["critic"], features))
+            returns = lambda_returns(rewards, values, alive, torch.ones_like(alive), c.decay)
+            low, high = (
+                torch.lerp(state.extra[name], losses.percentile(returns, share), 0.01)
+                for name, share in (("low", 0.05), ("high", 0.95))
+            )
+            return Dream(features, torch.stack(actions), values, returns, alive.cumprod(0)[:-1], low, high)
+
+    def actor_loss(self, actor: Params, dream: Dream, seen: Observed, batch: Batch) -> Loss:
+        """-E weight [sg((R - v) / max(1, S)) ln pi(a|s) + 3e-4 H(pi)] (equation 11); ours: - bc_weight E ln pi(a_t|s_t)
+        of the data.
+        """
+        c, policy = self.config, self.policy
+        dist = self.apply("actor", actor, dream.features[:-1])
+        advantage = (dream.returns - dream.values[:-1]) / (dream.high - dream.low).clamp(min=1.0)
+        entropy = policy.entropy(dist)  # type: ignore[operator]
+        gain = policy.log_prob(dist, dream.actions) * advantage + c.entropy_weight * entropy
+        known = self.apply("actor", actor, seen.state.features.detach())
+        cloning = masked_mean(-policy.log_prob(known, batch["actions"]), ~batch[IS_LAST])
+        loss = c.bc_weight * cloning - (dream.weights * gain).mean()
+        metrics: Metrics = {"loss": loss, "bc": cloning, "entropy": entropy.mean(), "return": dream.returns.mean()}
+        return loss, {f"actor/{name}": value for name, value in metrics.items()}
+
+    def critic_loss(self, critic: Params, state: TrainState, dream: Dream, seen: Observed, batch: Batch) -> Loss:
+        """E weight [CE(v, R) + CE(v, v')] + 0.3 of the same on the data's own returns, which begin again from imagined
+        ones at each state (equation 10 and the authors' code); the gradient of the latter trains the model, too.
+        """
+        c = self.config
+
+        def loss(features: Tensor, returns: Tensor) -> Tensor:
+            logits = self.apply("critic", critic, features)
+            slow = HEAD.mean(self.apply("critic", state.target["critic"], features.detach())).detach()
+            return HEAD.loss(logits, returns) + c.slow_weight * HEAD.loss(logits, slow)
+
+        imagined = (dream.weights * loss(dream.features[:-1], dream.returns)).mean()
+        alive = c.discount * (~batch[IS_TERMINAL]).float()
+        again = dream.returns[0].unflatten(0, batch[IS_LAST].shape)
+        returns = lambda_returns(batch[ARRIVAL_REWARDS], again, alive, (~batch[IS_LAST]).float(), c.decay)
+        replayed = ((~batch[IS_LAST][:-1]).float() * loss(seen.state.features[:-1], returns)).mean()
+        return imagined + c.replay_weight * replayed, {"critic/loss": imagined, "critic/replay": replayed}
+
+    def loss(
+        self, params: dict[str, Params], state: TrainState, batch: Batch, key: Tensor
+    ) -> tuple[Tensor, Metrics, Any]:
+        """The losses of model, actor and critic, of the states after the burn-in."""
+        c, keys = self.config, rng.split(key, 3)
+        seen = self.latents(params).observe_windows(
+            batch["observations"], batch[PREVIOUS_ACTIONS], batch[IS_FIRST], keys[0]
+        )
+        seen = Observed(LatentState(*(x[c.burn_in :] for x in seen.state)), *(x[c.burn_in :] for x in seen[1:]))
+        batch = {name: column[c.burn_in :] for name, column in batch.items()}
+        dream = self.dream(state, seen, keys[2])
+        model, metrics = self.model_loss(params, state, seen, batch, keys[1])
+        actor, more = self.actor_loss(params["actor"], dream, seen, batch)
+        critic, rest = self.critic_loss(params["critic"], state, dream, seen, batch)
+        return model + actor + critic, {**metrics, **more, **rest}, {"low": dream.low, "high": dream.high}
+
+    def multiplier_loss(self, multiplier: Params, state: TrainState, divergence: Tensor) -> Loss:
+        """-ln beta (KL - target): the weight rises while the divergence is above its target (RePo, equation 6)."""
+        weight = self.apply("multiplier", multiplier)
+        return -weight.log() * (divergence - self.config.kl_target), {"model/kl_weight": weight}
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
+        c, before = self.config, state
+        batch = {name: column.transpose(0, 1) for name, column in batch.items()}
+        names = (*self.model, "actor", "critic")
+        state, metrics, scale = self.descend(state, names, self.loss, batch, key, aux=True)
+        if c.model_updates:
+            learns = state.step < c.model_updates
+            model = {n: _where(learns, state.params[n], before.params[n]) for n in self.model}
+            state = state._replace(params={**state.params, **model})
+        if c.kl_target is not None:
+            state, dual = self.descend(state, "multiplier", self.multiplier_loss, metrics["model/kl"])
+            metrics = {**metrics, **dual}
+        return self.polyak(state.with_extra(**scale), "critic"), metrics
+
+
+def _where(condition: Tensor, chosen: Params, otherwise: Params) -> Params:
+    return {k: torch.where(condition, v, otherwise[k]) for k, v in chosen.items()}

@@ -1,0 +1,142 @@
+"""The latent model: what is remembered, what is predicted of the next observation, and what was then seen.
+
+Shapes: D recurrent state; S groups of C classes; M prior heads; T states of a window; B windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from offrl import rng
+from offrl.algorithms.rssm.settings import RSSMConfig
+from offrl.nn.heads import symlog
+
+UNIMIX = 0.01  # share of the uniform distribution in each categorical
+
+
+class LatentState(NamedTuple):
+    """What is known of a state."""
+
+    recurrent: Tensor  # [..., D]: all that came before, with the last action
+    sample: Tensor  # [..., S C]: one class of each group, as ones and zeros
+
+    @property
+    def features(self) -> Tensor:
+        """[..., D + S C]: what heads read."""
+        return torch.cat([self.recurrent, self.sample], -1)
+
+
+class Observed(NamedTuple):
+    """States of windows, [T, B]."""
+
+    state: LatentState
+    posterior: Tensor  # [T, B, S, C] log probabilities: with the observation
+    prior: Tensor  # [T, B, M, S, C]: without it
+
+
+class Latents:
+    """The modules "encoder", "dynamics", "prior" and "posterior", which `apply(name, *x)` calls."""
+
+    def __init__(self, apply: Callable[..., Any], config: RSSMConfig) -> None:
+        self.apply, self.config = apply, config
+
+    def begin(self, count: int, device: torch.device) -> LatentState:
+        """The state of `count` episodes before their first observation."""
+        c = self.config
+        return LatentState(*(torch.zeros(count, n, device=device) for n in (c.recurrent_width, c.groups * c.classes)))
+
+    def embed(self, observations: Tensor) -> Tensor:
+        """[..., O] -> [..., E]."""
+        return self.apply("encoder", symlog(observations))
+
+    def log_probs(self, logits: Tensor) -> Tensor:
+        """Log probabilities [..., S, C] of logits [..., S C]."""
+        c = self.config
+        probabilities = logits.float().unflatten(-1, (c.groups, c.classes)).softmax(-1)
+        return ((1.0 - UNIMIX) * probabilities + UNIMIX / c.classes).log()
+
+    def observe(
+        self, before: LatentState, action: Tensor, embedding: Tensor, noise: Tensor | None
+    ) -> tuple[LatentState, Tensor]:
+        """The state after an action [..., A] and the embedding [..., E] of what was then seen, and its posterior
+        [..., S, C]. noise: Gumbel's [..., S, C]; None: each group takes its likeliest class.
+        """
+        recurrent = self.apply("dynamics", *before, action)
+        posterior = self.log_probs(self.apply("posterior", torch.cat([recurrent, embedding], -1)))
+        return LatentState(recurrent, drawn_classes(posterior, noise)), posterior
+
+    def observe_windows(self, observations: Tensor, previous: Tensor, first: Tensor, key: Tensor) -> Observed:
+        """The states of observations [T, B, O] after previous actions [T, B, A]; memory and action are emptied where an
+        episode begins, first bool [T, B].
+        """
+        c, (steps, windows) = self.config, first.shape
+        embeddings, fresh = self.embed(observations), self.begin(windows, observations.device)
+        noise = rng.gumbel(key, (steps, windows, c.groups, c.classes))
+        state, states, posteriors = fresh, [], []
+        for t in range(steps):
+            begins = first[t].unsqueeze(-1)
+            state = LatentState(*(torch.where(begins, empty, x) for empty, x in zip(fresh, state, strict=True)))
+            action = torch.where(begins, 0.0, previous[t])
+            state, posterior = self.observe(state, action, embeddings[t], noise[t])
+            states.append(state)
+            posteriors.append(posterior)
+        state = LatentState(*(torch.stack(x) for x in zip(*states, strict=True)))
+        prior = self.log_probs(self.apply("prior", state.recurrent))
+        return Observed(state, torch.stack(posteriors), prior)
+
+    def imagine(self, before: LatentState, action: Tensor, key: Tensor) -> tuple[LatentState, Tensor]:
+        """The state after an action [B, A], by one of the prior heads for each row, and the heads' disagreement [B]."""
+        recurrent = self.apply("dynamics", *before, action)
+        prior = self.log_probs(self.apply("prior", recurrent))
+        which, draw = rng.split(key)
+        one = one_head(prior, which)
+        return LatentState(recurrent, drawn_classes(one, rng.gumbel(draw, tuple(one.shape)))), disagreement(prior)
+
+
+def drawn_classes(log_probs: Tensor, noise: Tensor | None) -> Tensor:
+    """One class of each group, as ones and zeros [..., S C], with the gradient of the probabilities ("straight-
+    through").
+    """
+    probabilities = log_probs.exp()
+    chosen = (log_probs if noise is None else log_probs + noise).argmax(-1, keepdim=True)
+    ones = (chosen == torch.arange(log_probs.shape[-1], device=log_probs.device)).to(probabilities.dtype)
+    return (ones + probabilities - probabilities.detach()).flatten(-2)
+
+
+def one_head(prior: Tensor, key: Tensor) -> Tensor:
+    """[..., M, S, C] -> [..., S, C]: a head drawn for each state."""
+    if prior.shape[-3] == 1:
+        return prior.squeeze(-3)
+    index = rng.randint(key, tuple(prior.shape[:-3]), prior.shape[-3])
+    return prior.take_along_dim(index[..., None, None, None], -3).squeeze(-3)
+
+
+def disagreement(prior: Tensor) -> Tensor:
+    """mean_m |p_m - mean p|, the norm over groups and classes: [..., M, S, C] -> [...] (Offline DreamerV2, arXiv
+    2206.04779).
+    """
+    p = prior.exp()
+    return (p - p.mean(-3, keepdim=True)).square().sum((-2, -1)).sqrt().mean(-1)
+
+
+def kl(left: Tensor, right: Tensor) -> Tensor:
+    """KL(left | right) of log probabilities [..., S, C], summed over the groups: [...] nats."""
+    return (left.exp() * (left - right)).sum((-2, -1))
+
+
+def lambda_returns(rewards: Tensor, values: Tensor, alive: Tensor, goes_on: Tensor, decay: float | Tensor) -> Tensor:
+    """R_t = r_{t+1} + alive_{t+1} ((1 - d_{t+1}) v_{t+1} + d_{t+1} R_{t+1}), R_T = v_T, d = decay times goes_on: T
+    numbers of T + 1 states, [T, ...].
+
+    rewards: received on arriving in a state; alive: the discount, 0 at a terminal; goes_on: 0 at an episode's last.
+    """
+    returns, following = [], values[-1]
+    for t in range(len(rewards) - 1, 0, -1):
+        share = decay * goes_on[t]
+        following = rewards[t] + alive[t] * ((1.0 - share) * values[t] + share * following)
+        returns.append(following)
+    return torch.stack(returns[::-1])
