@@ -76,12 +76,12 @@ class Latents:
         c, (steps, windows) = self.config, first.shape
         embeddings, fresh = self.embed(observations), self.begin(windows, observations.device)
         noise = rng.gumbel(key, (steps, windows, c.groups, c.classes))
+        begins = first.unsqueeze(-1)
+        moments = (begins, torch.where(begins, 0.0, previous), embeddings, noise)
         state, states, posteriors = fresh, [], []
-        for t in range(steps):
-            begins = first[t].unsqueeze(-1)
-            state = LatentState(*(torch.where(begins, empty, x) for empty, x in zip(fresh, state, strict=True)))
-            action = torch.where(begins, 0.0, previous[t])
-            state, posterior = self.observe(state, action, embeddings[t], noise[t])
+        for begin, action, embedding, draws in zip(*(x.unbind() for x in moments), strict=True):
+            state = LatentState(*(torch.where(begin, empty, x) for empty, x in zip(fresh, state, strict=True)))
+            state, posterior = self.observe(state, action, embedding, draws)
             states.append(state)
             posteriors.append(posterior)
         state = LatentState(*(torch.stack(x) for x in zip(*states, strict=True)))
