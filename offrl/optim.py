@@ -1,5 +1,5 @@
-"""Gradients, and Adam, AdamW and LaProp as pure functions on dictionaries of tensors, with schedules of the learning rate and
-clipping.
+"""Gradients, and Adam, AdamW and LaProp as pure functions on dictionaries of tensors, with schedules of the learning
+rate and clipping.
 
 All functions work on ONE replica's parameters, so under `vmap` each replica is clipped by its own norm and may have its
 own learning rate."""

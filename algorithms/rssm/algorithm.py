@@ -8,7 +8,7 @@ DreamerV2, arXiv 2206.04779), a model that stays as it is after some updates, an
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -233,7 +233,8 @@ class RSSM(Algorithm[RSSMConfig]):
     def multiplier_loss(self, multiplier: Params, state: TrainState, divergence: Tensor) -> Loss:
         """-ln beta (KL - target): the weight rises while the divergence is above its target (RePo, equation 6)."""
         weight = self.apply("multiplier", multiplier)
-        return -weight.log() * (divergence - self.config.kl_target), {"model/kl_weight": weight}
+        target = cast(float, self.config.kl_target)
+        return -weight.log() * (divergence - target), {"model/kl_weight": weight}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         c, before = self.config, state

@@ -147,7 +147,7 @@ class BoundedNormal(Policy):
         return self.unbounded(dist, key).clamp(-1.0, 1.0)
 
     def log_prob(self, dist: Dist, actions: Tensor) -> Tensor:
-        return gaussian_log_prob(*dist, actions)
+        return gaussian_log_prob(dist[0], dist[1], actions)
 
     def entropy(self, dist: Dist) -> Tensor:
         """[...], before clipping."""

@@ -12,7 +12,9 @@ from offrl.settings.field import setting
 
 @dataclass
 class RSSMConfig:
-    """Settings of RSSM; the defaults are DreamerV3's for vectors (its size1m), but where the help gives its value."""
+    """Settings of RSSM; the defaults are DreamerV3's for vectors (its size1m), but where the help gives its value: that
+    is our pessimism.
+    """
 
     name: str = "rssm"
     learning_rate: float = setting(4e-5, "LaProp's learning rate", low=0.0)
@@ -34,7 +36,9 @@ class RSSMConfig:
     dynamics_weight: float = setting(1.0, "weight of the KL divergence that trains the prior", low=0.0)
     representation_weight: float = setting(0.1, "weight of the KL divergence that trains the posterior", low=0.0)
     free_bits: float = setting(1.0, "a state's KL divergence below this, in nats, trains nothing", low=0.0)
-    reconstruction: bool = setting(True, "the latent state also predicts the observation; false: rewards and ends alone")
+    reconstruction: bool = setting(
+        True, "the latent state also predicts the observation; false: rewards and ends alone"
+    )
     kl_target: float | None = setting(
         None,
         "the mean KL divergence is held at this, in nats, by a learnt weight (RePo: 3); null: its weight stays 1",
@@ -42,18 +46,20 @@ class RSSMConfig:
         structural=True,
     )
     multiplier_learning_rate: float = setting(1e-4, "kl_target: Adam's learning rate of that weight", low=0.0)
-    horizon: int = setting(15, "imagined steps from each state of a batch", low=1)
+    horizon: int = setting(5, "imagined steps from each state of a batch (DreamerV3: 15)", low=1)
     decay: float = setting(0.95, "decay of later values in an imagined return (lambda)", low=0.0, high=1.0)
     polyak: float = setting(0.02, "share of the critic that enters its slow copy in each update", low=0.0, high=1.0)
     slow_weight: float = setting(1.0, "weight of the critic's distance from its slow copy", low=0.0)
     replay_weight: float = setting(0.3, "weight of the critic's loss on the data's returns", low=0.0)
     entropy_weight: float = setting(3e-4, "weight of the policy's entropy against scaled advantages", low=0.0)
     bc_weight: float = setting(0.0, "weight of -log pi(a|s) of the data's actions (ours)", low=0.0)
-    members: int = setting(1, "heads that predict the next latent state, of which each step uses one", low=1)
+    members: int = setting(
+        5, "heads that predict the next latent state, of which each step uses one (DreamerV3: 1)", low=1
+    )
     penalty: float = setting(
-        0.0,
+        1.0,
         "of members=2 or more: their disagreement, in units of its mean over the data's states, times this is "
-        "subtracted from imagined rewards (ours, after Offline DreamerV2)",
+        "subtracted from imagined rewards (ours, after Offline DreamerV2; DreamerV3: 0)",
         low=0.0,
     )
     model_updates: int = setting(
