@@ -8,13 +8,12 @@ DreamerV2, arXiv 2206.04779), a model that stays as it is after some updates, an
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from offrl import losses, rng
+from offrl import rng
 from offrl.algorithm import (
     Adam,
     Algorithm,
@@ -31,8 +30,9 @@ from offrl.algorithm import (
     Update,
 )
 from offrl.algorithms.rssm.actor import RecurrentActor
-from offrl.algorithms.rssm.latents import Latents, LatentState, Observed, disagreement, kl, lambda_returns, one_head
-from offrl.algorithms.rssm.networks import HEAD, BlockGRU, BoundedNormal, PriorHeads, head, layers
+from offrl.algorithms.rssm.imagination import Dream, imagined, lambda_returns
+from offrl.algorithms.rssm.latents import Latents, LatentWindows
+from offrl.algorithms.rssm.networks import HEAD, BoundedNormal, head, model_networks
 from offrl.algorithms.rssm.settings import RSSMConfig, check_settings, fitted
 from offrl.data.samplers.states import (
     ARRIVAL_REWARDS,
@@ -40,28 +40,14 @@ from offrl.data.samplers.states import (
     IS_LAST,
     IS_TERMINAL,
     PREVIOUS_ACTIONS,
-    VALID,
     StateSampler,
 )
 from offrl.families.sac import LogWeight
 from offrl.families.sequence import masked_mean
-from offrl.nn.heads import symlog
 from offrl.optim import LaProp
 from offrl.registry import register
 
 FIRST_MULTIPLIER = 1e-5  # RePo's weight of the KL divergence at first
-
-
-class Dream(NamedTuple):
-    """What the policy lives through in the model, from N states on; constants."""
-
-    features: Tensor  # [H + 1, N, F]
-    actions: Tensor  # [H, N, A], not clipped
-    values: Tensor  # [H + 1, N]: the critic's
-    returns: Tensor  # [H, N]
-    weights: Tensor  # [H, N]: probability that the episode has not ended, discounted
-    low: Tensor  # [], with `high` the running 5th and 95th percentiles of returns
-    high: Tensor
 
 
 @register("algo", "rssm")
@@ -89,17 +75,7 @@ class RSSM(Algorithm[RSSMConfig]):
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         check_settings(c)
-        sample = c.groups * c.classes
-        features = c.recurrent_width + sample
-        model = {
-            "encoder": layers(s.observation_dim, c.width, 3),
-            "dynamics": BlockGRU(c.recurrent_width, sample, s.action_dim, c.width, c.blocks),
-            "prior": PriorHeads(c.members, c.recurrent_width, c.width, sample),
-            "posterior": head(c.recurrent_width + c.width, c.width, 1, sample),
-            "reward": head(features, c.width, 1, HEAD.out_dim, 0.0),
-            "continuation": head(features, c.width, 1, 1),
-            **({"decoder": head(features, c.width, 3, s.observation_dim)} if c.reconstruction else {}),
-        }
+        model, features = model_networks(c, s), c.recurrent_width + c.groups * c.classes
         self.model = tuple(model)
         critic, actor = head(features, c.width, 3, HEAD.out_dim, 0.0), BoundedNormal(features, s.action_dim, c.width)
         dual = {} if c.kl_target is None else {"multiplier": LogWeight(FIRST_MULTIPLIER)}
@@ -123,65 +99,7 @@ class RSSM(Algorithm[RSSMConfig]):
 
     # ---- losses
 
-    def model_loss(
-        self, params: dict[str, Params], state: TrainState, seen: Observed, batch: Batch, key: Tensor
-    ) -> Loss:
-        """-ln p(o_t) - ln p(r_t) - ln p(c_t) + beta [1.0 max(1, KL(sg q | p)) + 0.1 max(1, KL(q | sg p))], with the
-        rewards that led to the states (equations 4 and 5); beta is 1, or learnt where there is a `kl_target`.
-        """
-        c, valid, features = self.config, batch[VALID], seen.state.features
-        prior = one_head(seen.prior, key)
-        divergence = kl(seen.posterior.detach(), prior)
-        dynamics = c.dynamics_weight * divergence.clamp(min=c.free_bits)
-        representation = c.representation_weight * kl(seen.posterior, prior.detach()).clamp(min=c.free_bits)
-        balanced = masked_mean(dynamics + representation, valid)
-        if c.kl_target is not None:
-            balanced = self.apply("multiplier", state.params["multiplier"]).detach() * balanced
-        # a window's first state came from nowhere
-        logits = self.apply("reward", params["reward"], features)
-        reward = masked_mean(HEAD.loss(logits, batch[ARRIVAL_REWARDS]), ~batch[IS_FIRST])
-        continues = self.apply("continuation", params["continuation"], features).squeeze(-1).float()
-        target = c.discount * (~batch[IS_TERMINAL]).float()
-        continuation = F.binary_cross_entropy_with_logits(continues, target)
-        metrics = {
-            "model/kl": masked_mean(divergence, valid),
-            "model/reward": reward,
-            "model/continuation": continuation,
-        }
-        loss = balanced + reward + continuation
-        if c.reconstruction:
-            error = self.apply("decoder", params["decoder"], features) - symlog(batch["observations"])
-            metrics["model/reconstruction"] = masked_mean(error.square().sum(-1), valid)
-            loss = loss + metrics["model/reconstruction"]
-        return loss, metrics
-
-    def dream(self, state: TrainState, seen: Observed, key: Tensor) -> Dream:
-        """H steps of the policy from all states, by the parameters before this update; rewards less the penalty."""
-        c, params, latents = self.config, state.params, self.latents(state.params)
-        with torch.no_grad():
-            states, actions = [LatentState(*(x.flatten(0, 1) for x in seen.state))], []
-            doubts = [torch.zeros_like(states[0].sample[:, 0])]
-            for step_key in rng.split(key, c.horizon):
-                draw, move = rng.split(step_key)
-                dist = self.apply("actor", params["actor"], states[-1].features)
-                actions.append(self.policy.unbounded(dist, draw))  # type: ignore[operator]
-                following, doubt = latents.imagine(states[-1], actions[-1], move)
-                states.append(following)
-                doubts.append(doubt)
-            features = torch.stack([each.features for each in states])
-            rewards = HEAD.mean(self.apply("reward", params["reward"], features))
-            if c.members > 1:
-                rewards = rewards - c.penalty * torch.stack(doubts) / disagreement(seen.prior).mean()
-            alive = self.apply("continuation", params["continuation"], features).squeeze(-1).float().sigmoid()
-            values = HEAD.mean(self.apply("critic", params["critic"], features))
-            returns = lambda_returns(rewards, values, alive, torch.ones_like(alive), c.decay)
-            low, high = (
-                torch.lerp(state.extra[name], losses.percentile(returns, share), 0.01)
-                for name, share in (("low", 0.05), ("high", 0.95))
-            )
-            return Dream(features, torch.stack(actions), values, returns, alive.cumprod(0)[:-1], low, high)
-
-    def actor_loss(self, actor: Params, dream: Dream, seen: Observed, batch: Batch) -> Loss:
+    def actor_loss(self, actor: Params, dream: Dream, windows: LatentWindows, batch: Batch) -> Loss:
         """-E weight [sg((R - v) / max(1, S)) ln pi(a|s) + 3e-4 H(pi)] (equation 11); ours: - bc_weight E ln pi(a_t|s_t)
         of the data.
         """
@@ -190,13 +108,15 @@ class RSSM(Algorithm[RSSMConfig]):
         advantage = (dream.returns - dream.values[:-1]) / (dream.high - dream.low).clamp(min=1.0)
         entropy = policy.entropy(dist)  # type: ignore[operator]
         gain = policy.log_prob(dist, dream.actions) * advantage + c.entropy_weight * entropy
-        known = self.apply("actor", actor, seen.state.features.detach())
+        known = self.apply("actor", actor, windows.state.features.detach())
         cloning = masked_mean(-policy.log_prob(known, batch["actions"]), ~batch[IS_LAST])
         loss = c.bc_weight * cloning - (dream.weights * gain).mean()
         metrics: Metrics = {"loss": loss, "bc": cloning, "entropy": entropy.mean(), "return": dream.returns.mean()}
         return loss, {f"actor/{name}": value for name, value in metrics.items()}
 
-    def critic_loss(self, critic: Params, state: TrainState, dream: Dream, seen: Observed, batch: Batch) -> Loss:
+    def critic_loss(
+        self, critic: Params, state: TrainState, dream: Dream, windows: LatentWindows, batch: Batch
+    ) -> Loss:
         """E weight [CE(v, R) + CE(v, v')] + 0.3 of the same on the data's own returns, which begin again from imagined
         ones at each state (equation 10 and the authors' code); the gradient of the latter trains the model, too.
         """
@@ -207,28 +127,28 @@ class RSSM(Algorithm[RSSMConfig]):
             slow = HEAD.mean(self.apply("critic", state.target["critic"], features.detach())).detach()
             return HEAD.loss(logits, returns) + c.slow_weight * HEAD.loss(logits, slow)
 
-        imagined = (dream.weights * loss(dream.features[:-1], dream.returns)).mean()
+        dreamt = (dream.weights * loss(dream.features[:-1], dream.returns)).mean()
         alive = c.discount * (~batch[IS_TERMINAL]).float()
         again = dream.returns[0].unflatten(0, batch[IS_LAST].shape)
         returns = lambda_returns(batch[ARRIVAL_REWARDS], again, alive, (~batch[IS_LAST]).float(), c.decay)
-        replayed = ((~batch[IS_LAST][:-1]).float() * loss(seen.state.features[:-1], returns)).mean()
-        return imagined + c.replay_weight * replayed, {"critic/loss": imagined, "critic/replay": replayed}
+        replayed = ((~batch[IS_LAST][:-1]).float() * loss(windows.state.features[:-1], returns)).mean()
+        return dreamt + c.replay_weight * replayed, {"critic/loss": dreamt, "critic/replay": replayed}
 
     def loss(
         self, params: dict[str, Params], state: TrainState, batch: Batch, key: Tensor
     ) -> tuple[Tensor, Metrics, Any]:
         """The losses of model, actor and critic, of the states after the burn-in."""
         c, keys = self.config, rng.split(key, 3)
-        seen = self.latents(params).observe_windows(
-            batch["observations"], batch[PREVIOUS_ACTIONS], batch[IS_FIRST], keys[0]
-        )
-        seen = Observed(LatentState(*(x[c.burn_in :] for x in seen.state)), *(x[c.burn_in :] for x in seen[1:]))
-        batch = {name: column[c.burn_in :] for name, column in batch.items()}
-        dream = self.dream(state, seen, keys[2])
-        model, metrics = self.model_loss(params, state, seen, batch, keys[1])
-        actor, more = self.actor_loss(params["actor"], dream, seen, batch)
-        critic, rest = self.critic_loss(params["critic"], state, dream, seen, batch)
-        return model + actor + critic, {**metrics, **more, **rest}, {"low": dream.low, "high": dream.high}
+        latents = self.latents(params)
+        windows = latents.observe_windows(batch["observations"], batch[PREVIOUS_ACTIONS], batch[IS_FIRST], keys[0])
+        windows, batch = windows.since(c.burn_in), {name: column[c.burn_in :] for name, column in batch.items()}
+        weight = None if c.kl_target is None else self.apply("multiplier", state.params["multiplier"]).detach()
+        model, metrics = latents.loss(windows, batch, keys[1], weight)
+        dream = imagined(self, state, windows, keys[2])
+        actor, actor_metrics = self.actor_loss(params["actor"], dream, windows, batch)
+        critic, critic_metrics = self.critic_loss(params["critic"], state, dream, windows, batch)
+        metrics = {**metrics, **actor_metrics, **critic_metrics}
+        return model + actor + critic, metrics, {"low": dream.low, "high": dream.high}
 
     def multiplier_loss(self, multiplier: Params, state: TrainState, divergence: Tensor) -> Loss:
         """-ln beta (KL - target): the weight rises while the divergence is above its target (RePo, equation 6)."""

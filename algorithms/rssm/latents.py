@@ -10,9 +10,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from offrl import rng
+from offrl.algorithm import Batch, Loss
+from offrl.algorithms.rssm.networks import HEAD
 from offrl.algorithms.rssm.settings import RSSMConfig
+from offrl.data.samplers.states import ARRIVAL_REWARDS, IS_FIRST, IS_TERMINAL, VALID
+from offrl.families.sequence import masked_mean
 from offrl.nn.heads import symlog
 
 UNIMIX = 0.01  # share of the uniform distribution in each categorical
@@ -30,16 +35,21 @@ class LatentState(NamedTuple):
         return torch.cat([self.recurrent, self.sample], -1)
 
 
-class Observed(NamedTuple):
-    """States of windows, [T, B]."""
+class LatentWindows(NamedTuple):
+    """The states of windows."""
 
     state: LatentState
     posterior: Tensor  # [T, B, S, C] log probabilities: with the observation
     prior: Tensor  # [T, B, M, S, C]: without it
 
+    def since(self, step: int) -> LatentWindows:
+        """The windows without their first states."""
+        state = LatentState(*(x[step:] for x in self.state))
+        return LatentWindows(state, self.posterior[step:], self.prior[step:])
+
 
 class Latents:
-    """The modules "encoder", "dynamics", "prior" and "posterior", which `apply(name, *x)` calls."""
+    """The modules of the model, which `apply(name, *x)` calls."""
 
     def __init__(self, apply: Callable[..., Any], config: RSSMConfig) -> None:
         self.apply, self.config = apply, config
@@ -69,7 +79,7 @@ class Latents:
         posterior = self.log_probs(self.apply("posterior", torch.cat([recurrent, embedding], -1)))
         return LatentState(recurrent, drawn_classes(posterior, noise)), posterior
 
-    def observe_windows(self, observations: Tensor, previous: Tensor, first: Tensor, key: Tensor) -> Observed:
+    def observe_windows(self, observations: Tensor, previous: Tensor, first: Tensor, key: Tensor) -> LatentWindows:
         """The states of observations [T, B, O] after previous actions [T, B, A]; memory and action are emptied where an
         episode begins, first bool [T, B].
         """
@@ -86,15 +96,45 @@ class Latents:
             posteriors.append(posterior)
         state = LatentState(*(torch.stack(x) for x in zip(*states, strict=True)))
         prior = self.log_probs(self.apply("prior", state.recurrent))
-        return Observed(state, torch.stack(posteriors), prior)
+        return LatentWindows(state, torch.stack(posteriors), prior)
 
     def imagine(self, before: LatentState, action: Tensor, key: Tensor) -> tuple[LatentState, Tensor]:
         """The state after an action [B, A], by one of the prior heads for each row, and the heads' disagreement [B]."""
         recurrent = self.apply("dynamics", *before, action)
         prior = self.log_probs(self.apply("prior", recurrent))
-        which, draw = rng.split(key)
-        one = one_head(prior, which)
+        pick, draw = rng.split(key)
+        one = one_head(prior, pick)
         return LatentState(recurrent, drawn_classes(one, rng.gumbel(draw, tuple(one.shape)))), disagreement(prior)
+
+    def loss(self, windows: LatentWindows, batch: Batch, key: Tensor, weight: Tensor | None) -> Loss:
+        """-ln p(o_t) - ln p(r_t) - ln p(c_t) + beta [1.0 max(1, KL(sg q | p)) + 0.1 max(1, KL(q | sg p))], with the
+        rewards that led to the states (equations 4 and 5); beta: `weight`, or 1.
+        """
+        c, valid, features = self.config, batch[VALID], windows.state.features
+        prior = one_head(windows.prior, key)
+        divergence = kl(windows.posterior.detach(), prior)
+        dynamics = c.dynamics_weight * divergence.clamp(min=c.free_bits)
+        representation = c.representation_weight * kl(windows.posterior, prior.detach()).clamp(min=c.free_bits)
+        balanced = masked_mean(dynamics + representation, valid)
+        if weight is not None:
+            balanced = weight * balanced
+        # a window's first state came from nowhere
+        logits = self.apply("reward", features)
+        reward = masked_mean(HEAD.loss(logits, batch[ARRIVAL_REWARDS]), ~batch[IS_FIRST])
+        continues = self.apply("continuation", features).squeeze(-1).float()
+        target = c.discount * (~batch[IS_TERMINAL]).float()
+        continuation = F.binary_cross_entropy_with_logits(continues, target)
+        metrics = {
+            "model/kl": masked_mean(divergence, valid),
+            "model/reward": reward,
+            "model/continuation": continuation,
+        }
+        loss = balanced + reward + continuation
+        if c.reconstruction:
+            error = self.apply("decoder", features) - symlog(batch["observations"])
+            metrics["model/reconstruction"] = masked_mean(error.square().sum(-1), valid)
+            loss = loss + metrics["model/reconstruction"]
+        return loss, metrics
 
 
 def drawn_classes(log_probs: Tensor, noise: Tensor | None) -> Tensor:
@@ -123,20 +163,6 @@ def disagreement(prior: Tensor) -> Tensor:
     return (p - p.mean(-3, keepdim=True)).square().sum((-2, -1)).sqrt().mean(-1)
 
 
-def kl(left: Tensor, right: Tensor) -> Tensor:
-    """KL(left | right) of log probabilities [..., S, C], summed over the groups: [...] nats."""
-    return (left.exp() * (left - right)).sum((-2, -1))
-
-
-def lambda_returns(rewards: Tensor, values: Tensor, alive: Tensor, goes_on: Tensor, decay: float | Tensor) -> Tensor:
-    """R_t = r_{t+1} + alive_{t+1} ((1 - d_{t+1}) v_{t+1} + d_{t+1} R_{t+1}), R_T = v_T, d = decay times goes_on: T
-    numbers of T + 1 states, [T, ...].
-
-    rewards: received on arriving in a state; alive: the discount, 0 at a terminal; goes_on: 0 at an episode's last.
-    """
-    returns, following = [], values[-1]
-    for t in range(len(rewards) - 1, 0, -1):
-        share = decay * goes_on[t]
-        following = rewards[t] + alive[t] * ((1.0 - share) * values[t] + share * following)
-        returns.append(following)
-    return torch.stack(returns[::-1])
+def kl(p: Tensor, q: Tensor) -> Tensor:
+    """KL(p | q) of log probabilities [..., S, C], summed over the groups: [...] nats."""
+    return (p.exp() * (p - q)).sum((-2, -1))

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from offrl import rng
+from offrl.algorithm import DataSpec
+from offrl.algorithms.rssm.settings import RSSMConfig
 from offrl.nn import Policy
 from offrl.nn.heads import SymexpTwoHot
 from offrl.nn.policies import Dist, gaussian_log_prob
@@ -121,6 +123,21 @@ class PriorHeads(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         return self.net(h.unsqueeze(-2).expand(*h.shape[:-1], self.members, h.shape[-1]))
+
+
+def model_networks(config: RSSMConfig, spec: DataSpec) -> dict[str, nn.Module]:
+    """The modules of the latent model."""
+    c, sample = config, config.groups * config.classes
+    features = c.recurrent_width + sample
+    return {
+        "encoder": layers(spec.observation_dim, c.width, 3),
+        "dynamics": BlockGRU(c.recurrent_width, sample, spec.action_dim, c.width, c.blocks),
+        "prior": PriorHeads(c.members, c.recurrent_width, c.width, sample),
+        "posterior": head(c.recurrent_width + c.width, c.width, 1, sample),
+        "reward": head(features, c.width, 1, HEAD.out_dim, 0.0),
+        "continuation": head(features, c.width, 1, 1),
+        **({"decoder": head(features, c.width, 3, spec.observation_dim)} if c.reconstruction else {}),
+    }
 
 
 class BoundedNormal(Policy):

@@ -136,6 +136,18 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
         "plan_particles": 4,
     },
     "qc": {"length": 2, "polyak": 0.05, "flow_steps": 5},
+    "rssm": {
+        "length": 3,
+        "horizon": 1,
+        "recurrent_width": 32,
+        "groups": 8,
+        "classes": 8,
+        "width": 32,
+        "members": 1,
+        "penalty": 0.0,
+        "free_bits": 0.1,
+        "polyak": 0.05,
+    },
     "sac_n": {"polyak": 0.05, "critics": 3},
     "sequence_rl": {
         "polyak": 0.05,
