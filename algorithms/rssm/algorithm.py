@@ -1,6 +1,5 @@
 """RSSM: a recurrent state-space model, and an actor-critic that learns in its imagination. DreamerV3 ("Mastering
-Diverse Domains through World Models", Hafner et al., 2023, arXiv 2301.04104), for observations that are vectors;
-optionally RePo's bottleneck in place of reconstruction (arXiv 2309.00082, `kl_target`).
+Diverse Domains through World Models", Hafner et al., 2023, arXiv 2301.04104), for observations that are vectors.
 
 Ours, for data without an environment: heads whose disagreement is a penalty (`members`, `penalty`, after Offline
 DreamerV2, arXiv 2206.04779), a model that stays as it is after some updates, and cloning of the data's actions.
@@ -8,7 +7,7 @@ DreamerV2, arXiv 2206.04779), a model that stays as it is after some updates, an
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,19 +41,16 @@ from offrl.data.samplers.states import (
     PREVIOUS_ACTIONS,
     StateSampler,
 )
-from offrl.families.sac import LogWeight
 from offrl.families.sequence import masked_mean
 from offrl.optim import LaProp
 from offrl.registry import register
 
-FIRST_MULTIPLIER = 1e-5  # RePo's weight of the KL divergence at first
-
 
 @register("algo", "rssm")
 class RSSM(Algorithm[RSSMConfig]):
-    """Modules: encoder, dynamics, prior, posterior, reward, continuation, decoder (the model), actor, critic, and the
-    multiplier of a `kl_target`. Shapes: T states of a window, the first axis of all that is learnt from; B windows; H
-    imagined steps; N = T B states that they begin at; F features.
+    """Modules: encoder, dynamics, prior, posterior, reward, continuation, decoder (the model), actor, critic. Shapes: T
+    states of a window, the first axis of all that is learnt from; B windows; H imagined steps; N = T B states that they
+    begin at; F features.
     """
 
     # a program grows with the states of a window and the imagined steps
@@ -78,16 +74,13 @@ class RSSM(Algorithm[RSSMConfig]):
         model, features = model_networks(c, s), c.recurrent_width + c.groups * c.classes
         self.model = tuple(model)
         critic, actor = head(features, c.width, 3, HEAD.out_dim, 0.0), BoundedNormal(features, s.action_dim, c.width)
-        dual = {} if c.kl_target is None else {"multiplier": LogWeight(FIRST_MULTIPLIER)}
-        return {**model, "actor": actor, "critic": critic, **dual}
+        return {**model, "actor": actor, "critic": critic}
 
     def sampler(self) -> Sampler:
         return StateSampler(self.config.length, "chain")
 
     def optimizer(self, name: str) -> Adam:
         c = self.config
-        if name == "multiplier":
-            return Adam(c.multiplier_learning_rate)
         return LaProp(c.learning_rate, eps=1e-20, warmup_steps=c.warmup_steps, adaptive_clip=c.adaptive_clip)
 
     def extra(self, params: dict[str, Params]) -> Tree:
@@ -142,19 +135,12 @@ class RSSM(Algorithm[RSSMConfig]):
         latents = self.latents(params)
         windows = latents.observe_windows(batch["observations"], batch[PREVIOUS_ACTIONS], batch[IS_FIRST], keys[0])
         windows, batch = windows.since(c.burn_in), {name: column[c.burn_in :] for name, column in batch.items()}
-        weight = None if c.kl_target is None else self.apply("multiplier", state.params["multiplier"]).detach()
-        model, metrics = latents.loss(windows, batch, keys[1], weight)
+        model, metrics = latents.loss(windows, batch, keys[1])
         dream = imagined(self, state, windows, keys[2])
         actor, actor_metrics = self.actor_loss(params["actor"], dream, windows, batch)
         critic, critic_metrics = self.critic_loss(params["critic"], state, dream, windows, batch)
         metrics = {**metrics, **actor_metrics, **critic_metrics}
         return model + actor + critic, metrics, {"low": dream.low, "high": dream.high}
-
-    def multiplier_loss(self, multiplier: Params, state: TrainState, divergence: Tensor) -> Loss:
-        """-ln beta (KL - target): the weight rises while the divergence is above its target (RePo, equation 6)."""
-        weight = self.apply("multiplier", multiplier)
-        target = cast(float, self.config.kl_target)
-        return -weight.log() * (divergence - target), {"model/kl_weight": weight}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         c, before = self.config, state
@@ -165,9 +151,6 @@ class RSSM(Algorithm[RSSMConfig]):
             learns = state.step < c.model_updates
             model = {n: _where(learns, state.params[n], before.params[n]) for n in self.model}
             state = state._replace(params={**state.params, **model})
-        if c.kl_target is not None:
-            state, dual = self.descend(state, "multiplier", self.multiplier_loss, metrics["model/kl"])
-            metrics = {**metrics, **dual}
         return self.polyak(state.with_extra(**scale), "critic"), metrics
 
 

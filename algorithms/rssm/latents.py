@@ -106,9 +106,9 @@ class Latents:
         one = one_head(prior, pick)
         return LatentState(recurrent, drawn_classes(one, rng.gumbel(draw, tuple(one.shape)))), disagreement(prior)
 
-    def loss(self, windows: LatentWindows, batch: Batch, key: Tensor, weight: Tensor | None) -> Loss:
-        """-ln p(o_t) - ln p(r_t) - ln p(c_t) + beta [1.0 max(1, KL(sg q | p)) + 0.1 max(1, KL(q | sg p))], with the
-        rewards that led to the states (equations 4 and 5); beta: `weight`, or 1.
+    def loss(self, windows: LatentWindows, batch: Batch, key: Tensor) -> Loss:
+        """-ln p(o_t) - ln p(r_t) - ln p(c_t) + 1.0 max(1, KL(sg q | p)) + 0.1 max(1, KL(q | sg p)), with the rewards
+        that led to the states (equations 4 and 5).
         """
         c, valid, features = self.config, batch[VALID], windows.state.features
         prior = one_head(windows.prior, key)
@@ -116,25 +116,21 @@ class Latents:
         dynamics = c.dynamics_weight * divergence.clamp(min=c.free_bits)
         representation = c.representation_weight * kl(windows.posterior, prior.detach()).clamp(min=c.free_bits)
         balanced = masked_mean(dynamics + representation, valid)
-        if weight is not None:
-            balanced = weight * balanced
         # a window's first state came from nowhere
         logits = self.apply("reward", features)
         reward = masked_mean(HEAD.loss(logits, batch[ARRIVAL_REWARDS]), ~batch[IS_FIRST])
         continues = self.apply("continuation", features).squeeze(-1).float()
         target = c.discount * (~batch[IS_TERMINAL]).float()
         continuation = F.binary_cross_entropy_with_logits(continues, target)
+        error = self.apply("decoder", features) - symlog(batch["observations"])
+        reconstruction = masked_mean(error.square().sum(-1), valid)
         metrics = {
             "model/kl": masked_mean(divergence, valid),
             "model/reward": reward,
             "model/continuation": continuation,
+            "model/reconstruction": reconstruction,
         }
-        loss = balanced + reward + continuation
-        if c.reconstruction:
-            error = self.apply("decoder", features) - symlog(batch["observations"])
-            metrics["model/reconstruction"] = masked_mean(error.square().sum(-1), valid)
-            loss = loss + metrics["model/reconstruction"]
-        return loss, metrics
+        return balanced + reward + continuation + reconstruction, metrics
 
 
 def drawn_classes(log_probs: Tensor, noise: Tensor | None) -> Tensor:

@@ -136,7 +136,7 @@ def model_networks(config: RSSMConfig, spec: DataSpec) -> dict[str, nn.Module]:
         "posterior": head(c.recurrent_width + c.width, c.width, 1, sample),
         "reward": head(features, c.width, 1, HEAD.out_dim, 0.0),
         "continuation": head(features, c.width, 1, 1),
-        **({"decoder": head(features, c.width, 3, spec.observation_dim)} if c.reconstruction else {}),
+        "decoder": head(features, c.width, 3, spec.observation_dim),
     }
 
 

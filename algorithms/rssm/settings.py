@@ -36,16 +36,6 @@ class RSSMConfig:
     dynamics_weight: float = setting(1.0, "weight of the KL divergence that trains the prior", low=0.0)
     representation_weight: float = setting(0.1, "weight of the KL divergence that trains the posterior", low=0.0)
     free_bits: float = setting(1.0, "a state's KL divergence below this, in nats, trains nothing", low=0.0)
-    reconstruction: bool = setting(
-        True, "the latent state also predicts the observation; false: rewards and ends alone"
-    )
-    kl_target: float | None = setting(
-        None,
-        "the mean KL divergence is held at this, in nats, by a learnt weight (RePo: 3); null: its weight stays 1",
-        low=0.0,
-        structural=True,
-    )
-    multiplier_learning_rate: float = setting(1e-4, "kl_target: Adam's learning rate of that weight", low=0.0)
     horizon: int = setting(5, "imagined steps from each state of a batch (DreamerV3: 15)", low=1)
     decay: float = setting(0.95, "decay of later values in an imagined return (lambda)", low=0.0, high=1.0)
     polyak: float = setting(0.02, "share of the critic that enters its slow copy in each update", low=0.0, high=1.0)

@@ -84,14 +84,6 @@ def observed(algorithm: RSSM, params: dict[str, Any], batch: dict[str, Tensor], 
     )
 
 
-def model_loss(
-    algorithm: RSSM, params: Any, state: TrainState, windows: LatentWindows, batch: dict[str, Tensor]
-) -> Any:
-    target = algorithm.config.kl_target
-    weight = None if target is None else algorithm.apply("multiplier", state.params["multiplier"]).detach()
-    return algorithm.latents(params).loss(windows, batch, rng.make_key(0), weight)
-
-
 def gradients(loss: Tensor, params: dict[str, Tensor]) -> list[Tensor | None]:
     return list(torch.autograd.grad(loss, list(params.values()), retain_graph=True, allow_unused=True))
 
@@ -303,7 +295,7 @@ def test_the_divergence_trains_prior_and_posterior_apart(scale: float) -> None:
     latents = algorithm.latents(state.params)
     p, q = latents.log_probs(posterior), latents.log_probs(prior)
     batch = {k: v[:2, :1] for k, v in a_batch().items()} | {"valid": torch.ones(2, 1, dtype=torch.bool)}
-    loss, metrics = model_loss(algorithm, state.params, state, small_observed(p, q), batch)
+    loss, metrics = algorithm.latents(state.params).loss(small_observed(p, q), batch, rng.make_key(0))
     of_posterior, of_prior = torch.autograd.grad(loss, [posterior, prior], retain_graph=True)
     divergence = kl(p, q)
     assert (divergence > 1.0).all() == (scale == 4.0) == (not (divergence < 1.0).all())
@@ -327,7 +319,7 @@ def test_free_bits_are_of_each_state() -> None:
     divergence = kl(windows.posterior, windows.prior[:, :, 0]).flatten()
     assert float(divergence[0]) < 1.0 < float(divergence[1])
     batch = {k: v[:2, :1] for k, v in a_batch().items()} | {"valid": torch.ones(2, 1, dtype=torch.bool)}
-    loss, metrics = model_loss(algorithm, state.params, state, windows, batch)
+    loss, metrics = algorithm.latents(state.params).loss(windows, batch, rng.make_key(0))
     rest = metrics["model/reward"] + metrics["model/continuation"] + metrics["model/reconstruction"]
     assert float(loss - rest) == pytest.approx(1.1 * (1.0 + float(divergence[1])) / 2, rel=1e-4)
 
@@ -337,7 +329,7 @@ def test_what_the_model_predicts() -> None:
     algorithm, state = make()
     batch = a_batch()
     windows = observed(algorithm, state.params, batch)
-    _, metrics = model_loss(algorithm, state.params, state, windows, batch)
+    _, metrics = algorithm.latents(state.params).loss(windows, batch, rng.make_key(0))
     features = windows.state.features
     rec, rew, con = [], [], []
     for t in range(T):
@@ -460,7 +452,7 @@ def test_what_trains_what() -> None:
     algorithm.config.replay_weight = 0.0
     critic, _ = algorithm.critic_loss(params["critic"], state, dream, windows, batch)
     assert all(g is None or not g.any() for g in gradients(critic, params["encoder"]))
-    model, _ = model_loss(algorithm, params, state, windows, batch)
+    model, _ = algorithm.latents(params).loss(windows, batch, rng.make_key(0))
     for module in algorithm.model:
         assert all(g is not None and g.any() for g in gradients(model, params[module])), module
     assert all(g is None for g in gradients(model, params["actor"]))
@@ -503,42 +495,6 @@ def test_a_model_stays_as_it_is_after_its_updates() -> None:
         for name in algorithm.model:
             assert all(torch.equal(v, state.params[name][k]) != learns for k, v in after.params[name].items()), name
         assert all(not torch.equal(v, state.params["actor"][k]) for k, v in after.params["actor"].items())
-
-
-def test_the_weight_of_a_target_divergence() -> None:
-    """RePo's dual, 3 nats: four steps of Adam on the logarithm, from ln 1e-5; above the target it rises, by the
-    learning rate at first.
-    """
-    algorithm = RSSM(RSSMConfig(**SMALL, kl_target=3.0, reconstruction=False), SPEC)
-    state = algorithm.init(0)
-    assert "decoder" not in state.params
-    logs = [float(state.params["multiplier"]["log"])]
-    for divergence in (5.0, 5.0, 1.0, 1.0):
-        state, _ = algorithm.descend(state, "multiplier", algorithm.multiplier_loss, torch.tensor(divergence))
-        logs.append(float(state.params["multiplier"]["log"]))
-    m = v = 0.0
-    expected = [-11.512925]
-    for n, g in enumerate((-2.0, -2.0, 2.0, 2.0), 1):
-        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
-        expected.append(expected[-1] - 1e-4 * (m / (1 - 0.9**n)) / math.sqrt(v / (1 - 0.999**n)))
-    assert logs == pytest.approx(expected, abs=2e-6)
-    assert logs[1] - logs[0] == pytest.approx(1e-4, abs=2e-6)
-
-
-def test_the_weight_multiplies_the_divergence_and_is_no_part_of_the_model() -> None:
-    losses = []
-    for weight in (1e-5, 2.0):
-        algorithm, state = make(kl_target=3.0, dynamics_weight=5 / 6, representation_weight=1 / 6, free_bits=0.0)
-        state.params["multiplier"] = {"log": torch.tensor(weight).log().requires_grad_()}
-        batch = a_batch()
-        windows = observed(algorithm, state.params, batch)
-        loss, metrics = model_loss(algorithm, state.params, state, windows, batch)
-        assert not loss.requires_grad
-        losses.append(float(loss))
-    assert losses[1] - losses[0] == pytest.approx((2.0 - 1e-5) * float(metrics["model/kl"]), rel=1e-4)
-    after, metrics = update(algorithm, state)
-    assert float(metrics["model/kl_weight"].detach()) == pytest.approx(2.0)
-    assert not torch.equal(after.params["multiplier"]["log"], state.params["multiplier"]["log"])
 
 
 # ---- acting
