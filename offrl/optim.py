@@ -1,5 +1,5 @@
-"""Gradients, and Adam and AdamW as pure functions on dictionaries of tensors, with schedules of the learning rate and
-clipping.
+"""Gradients, and Adam, AdamW and LaProp as pure functions on dictionaries of tensors, with schedules of the learning
+rate and clipping.
 
 All functions work on ONE replica's parameters, so under `vmap` each replica is clipped by its own norm and may have its
 own learning rate."""
@@ -89,6 +89,32 @@ class Adam:
             if self.weight_decay and (self.decayed is None or k in self.decayed):
                 p = p * (1.0 - rate * self.weight_decay)
             new_params[k] = p - step_size * m / (v.sqrt() * correction + self.eps)
+        return new_params, {"mu": new_mu, "nu": new_nu, "count": count}
+
+
+@dataclass
+class LaProp(Adam):
+    """LaProp (Ziyin et al., 2020, arXiv 2002.04839): gradients are normalised before momentum, not after. Before both
+    each tensor's is clipped to a share of the tensor's own norm (Brock et al., 2021, arXiv 2102.06171). As in
+    DreamerV3's code: the first update of a warm-up moves nothing.
+    """
+
+    adaptive_clip: float | Tensor = 0.3
+
+    def update(self, params: Params, grads: Params, state: OptState) -> tuple[Params, OptState]:
+        mu, nu, count = state["mu"], state["nu"], state["count"]
+        assert isinstance(mu, dict) and isinstance(nu, dict) and isinstance(count, Tensor)
+        rate = self.rate(count - 1.0)
+        count = count + 1.0
+        step_size = once(rate / -torch.expm1(count * math.log(self.beta1)))
+        correction = once(torch.rsqrt(-torch.expm1(count * math.log(self.beta2))))
+        new_params, new_mu, new_nu = {}, {}, {}
+        for k, p in params.items():
+            limit = self.adaptive_clip * p.norm().clamp(min=1e-3)
+            g = grads[k] / (grads[k].norm() / limit).clamp(min=1.0)
+            new_nu[k] = v = nu[k] * self.beta2 + (1.0 - self.beta2) * g * g
+            new_mu[k] = m = torch.lerp(mu[k], g / (v.sqrt() * correction + self.eps), 1.0 - self.beta1)
+            new_params[k] = p - step_size * m
         return new_params, {"mu": new_mu, "nu": new_nu, "count": count}
 
 

@@ -45,7 +45,7 @@ IMITATION = ("act", "bc", "chunk_bc", "diffusion_bc", "dpt", "flow_bc", "recoil"
 # of DT, which stands for them where discrete actions are concerned
 DESCENDANTS = ("edt", "lamo", "meta_dt", "modt", "qdt", "vadt")
 # whose first update leaves a parameter as it is: LoRA's A learns once its B is no longer 0, layers once the heads are
-WAITING = ("lamo", "tdmpc2")
+WAITING = ("lamo", "rssm", "tdmpc2")
 LEARNER = {"actor_learning_rate": 3e-3, "polyak": 0.05, "horizon": 1, "critics": 2, "entropy_in_target": False}
 SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved within a second
     "act": {
@@ -136,6 +136,18 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
         "plan_particles": 4,
     },
     "qc": {"length": 2, "polyak": 0.05, "flow_steps": 5},
+    "rssm": {
+        "length": 3,
+        "horizon": 1,
+        "recurrent_width": 32,
+        "groups": 8,
+        "classes": 8,
+        "width": 32,
+        "members": 1,
+        "penalty": 0.0,
+        "free_bits": 0.1,
+        "polyak": 0.05,
+    },
     "sac_n": {"polyak": 0.05, "critics": 3},
     "sequence_rl": {
         "polyak": 0.05,
@@ -234,6 +246,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"state_source": "distil", "action_steps": 9},
         {"action_steps": 0, "n_step": 3},
     ],
+    "rssm": [{"bc_weight": 0.1, "burn_in": 1, "model_updates": 2}, {"members": 1, "penalty": 0.0}],
     "tdmpc2": [
         {"bc_weight": 0.0, "target_critics": 2, "plan_start": "previous", "plan_std_max": 2.0, "episodic": False},
         {"planning": False},
@@ -346,6 +359,8 @@ class Case:
             small["learning_rate"] = 1e-4  # a gradient that is nothing but rounding is a whole step of Adam
         if self.name == "tdmpc2":  # all values are 0 at first, so that rounding would decide which plans are elites
             small |= {"plan_elites": 16, "plan_action": "mean"}
+        if self.name == "rssm":  # small divergences train as well
+            small |= {"length": 4, "groups": 4, "classes": 4, "free_bits": 0.0}
         if self.name == "lamo":
             small["embedding"] = "linear"  # of this name others have a width
         config = kind.Config(**{**{k: v for k, v in small.items() if k in known}, **dict(self.settings), **settings})

@@ -1,0 +1,71 @@
+"""What the policy lives through in the latent model, and what it earns there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from offrl import losses, rng
+from offrl.algorithm import TrainState
+from offrl.algorithms.rssm.latents import LatentState, LatentWindows, disagreement
+from offrl.algorithms.rssm.networks import HEAD
+
+if TYPE_CHECKING:
+    from offrl.algorithms.rssm.algorithm import RSSM
+
+
+class Dream(NamedTuple):
+    """What the policy lives through in the model, from N states on; constants."""
+
+    features: Tensor  # [H + 1, N, F]
+    actions: Tensor  # [H, N, A], not clipped
+    values: Tensor  # [H + 1, N]: the critic's
+    returns: Tensor  # [H, N]
+    weights: Tensor  # [H, N]: probability that the episode has not ended, discounted
+    low: Tensor  # [], with `high` the running 5th and 95th percentiles of returns
+    high: Tensor
+
+
+def imagined(algorithm: RSSM, state: TrainState, windows: LatentWindows, key: Tensor) -> Dream:
+    """H steps of the policy from all states of windows, by the parameters before this update; rewards less the
+    penalty.
+    """
+    c, latents = algorithm.config, algorithm.latents(state.params)
+    with torch.no_grad():
+        states, actions = [LatentState(*(x.flatten(0, 1) for x in windows.state))], []
+        doubts = [torch.zeros_like(states[0].sample[:, 0])]
+        for step_key in rng.split(key, c.horizon):
+            draw, move = rng.split(step_key)
+            dist = latents.apply("actor", states[-1].features)
+            actions.append(algorithm.policy.unbounded(dist, draw))  # type: ignore[operator]
+            following, doubt = latents.imagine(states[-1], actions[-1], move)
+            states.append(following)
+            doubts.append(doubt)
+        features = torch.stack([each.features for each in states])
+        rewards = HEAD.mean(latents.apply("reward", features))
+        if c.members > 1:
+            rewards = rewards - c.penalty * torch.stack(doubts) / disagreement(windows.prior).mean()
+        alive = latents.apply("continuation", features).squeeze(-1).float().sigmoid()
+        values = HEAD.mean(latents.apply("critic", features))
+        returns = lambda_returns(rewards, values, alive, torch.ones_like(alive), c.decay)
+        low, high = (
+            torch.lerp(state.extra[name], losses.percentile(returns, share), 0.01)
+            for name, share in (("low", 0.05), ("high", 0.95))
+        )
+        return Dream(features, torch.stack(actions), values, returns, alive.cumprod(0)[:-1], low, high)
+
+
+def lambda_returns(rewards: Tensor, values: Tensor, alive: Tensor, goes_on: Tensor, decay: float | Tensor) -> Tensor:
+    """R_t = r_{t+1} + alive_{t+1} ((1 - d_{t+1}) v_{t+1} + d_{t+1} R_{t+1}), R_T = v_T, d = decay times goes_on: T
+    numbers of T + 1 states, [T, ...].
+
+    rewards: received on arriving in a state; alive: the discount, 0 at a terminal; goes_on: 0 at an episode's last.
+    """
+    returns, following = [], values[-1]
+    for t in range(len(rewards) - 1, 0, -1):
+        share = decay * goes_on[t]
+        following = rewards[t] + alive[t] * ((1.0 - share) * values[t] + share * following)
+        returns.append(following)
+    return torch.stack(returns[::-1])

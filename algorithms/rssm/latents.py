@@ -1,0 +1,164 @@
+"""The latent model: what is remembered, what is predicted of the next observation, and what was then seen.
+
+Shapes: D recurrent state; S groups of C classes; M prior heads; T states of a window; B windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from offrl import rng
+from offrl.algorithm import Batch, Loss
+from offrl.algorithms.rssm.networks import HEAD
+from offrl.algorithms.rssm.settings import RSSMConfig
+from offrl.data.samplers.states import ARRIVAL_REWARDS, IS_FIRST, IS_TERMINAL, VALID
+from offrl.families.sequence import masked_mean
+from offrl.nn.heads import symlog
+
+UNIMIX = 0.01  # share of the uniform distribution in each categorical
+
+
+class LatentState(NamedTuple):
+    """What is known of a state."""
+
+    recurrent: Tensor  # [..., D]: all that came before, with the last action
+    sample: Tensor  # [..., S C]: one class of each group, as ones and zeros
+
+    @property
+    def features(self) -> Tensor:
+        """[..., D + S C]: what heads read."""
+        return torch.cat([self.recurrent, self.sample], -1)
+
+
+class LatentWindows(NamedTuple):
+    """The states of windows."""
+
+    state: LatentState
+    posterior: Tensor  # [T, B, S, C] log probabilities: with the observation
+    prior: Tensor  # [T, B, M, S, C]: without it
+
+    def since(self, step: int) -> LatentWindows:
+        """The windows without their first states."""
+        state = LatentState(*(x[step:] for x in self.state))
+        return LatentWindows(state, self.posterior[step:], self.prior[step:])
+
+
+class Latents:
+    """The modules of the model, which `apply(name, *x)` calls."""
+
+    def __init__(self, apply: Callable[..., Any], config: RSSMConfig) -> None:
+        self.apply, self.config = apply, config
+
+    def begin(self, count: int, device: torch.device) -> LatentState:
+        """The state of `count` episodes before their first observation."""
+        c = self.config
+        return LatentState(*(torch.zeros(count, n, device=device) for n in (c.recurrent_width, c.groups * c.classes)))
+
+    def embed(self, observations: Tensor) -> Tensor:
+        """[..., O] -> [..., E]."""
+        return self.apply("encoder", symlog(observations))
+
+    def log_probs(self, logits: Tensor) -> Tensor:
+        """Log probabilities [..., S, C] of logits [..., S C]."""
+        c = self.config
+        probabilities = logits.float().unflatten(-1, (c.groups, c.classes)).softmax(-1)
+        return ((1.0 - UNIMIX) * probabilities + UNIMIX / c.classes).log()
+
+    def observe(
+        self, before: LatentState, action: Tensor, embedding: Tensor, noise: Tensor | None
+    ) -> tuple[LatentState, Tensor]:
+        """The state after an action [..., A] and the embedding [..., E] of what was then seen, and its posterior
+        [..., S, C]. noise: Gumbel's [..., S, C]; None: each group takes its likeliest class.
+        """
+        recurrent = self.apply("dynamics", *before, action)
+        posterior = self.log_probs(self.apply("posterior", torch.cat([recurrent, embedding], -1)))
+        return LatentState(recurrent, drawn_classes(posterior, noise)), posterior
+
+    def observe_windows(self, observations: Tensor, previous: Tensor, first: Tensor, key: Tensor) -> LatentWindows:
+        """The states of observations [T, B, O] after previous actions [T, B, A]; memory and action are emptied where an
+        episode begins, first bool [T, B].
+        """
+        c, (steps, windows) = self.config, first.shape
+        embeddings, fresh = self.embed(observations), self.begin(windows, observations.device)
+        noise = rng.gumbel(key, (steps, windows, c.groups, c.classes))
+        begins = first.unsqueeze(-1)
+        moments = (begins, torch.where(begins, 0.0, previous), embeddings, noise)
+        state, states, posteriors = fresh, [], []
+        for begin, action, embedding, draws in zip(*(x.unbind() for x in moments), strict=True):
+            state = LatentState(*(torch.where(begin, empty, x) for empty, x in zip(fresh, state, strict=True)))
+            state, posterior = self.observe(state, action, embedding, draws)
+            states.append(state)
+            posteriors.append(posterior)
+        state = LatentState(*(torch.stack(x) for x in zip(*states, strict=True)))
+        prior = self.log_probs(self.apply("prior", state.recurrent))
+        return LatentWindows(state, torch.stack(posteriors), prior)
+
+    def imagine(self, before: LatentState, action: Tensor, key: Tensor) -> tuple[LatentState, Tensor]:
+        """The state after an action [B, A], by one of the prior heads for each row, and the heads' disagreement [B]."""
+        recurrent = self.apply("dynamics", *before, action)
+        prior = self.log_probs(self.apply("prior", recurrent))
+        pick, draw = rng.split(key)
+        one = one_head(prior, pick)
+        return LatentState(recurrent, drawn_classes(one, rng.gumbel(draw, tuple(one.shape)))), disagreement(prior)
+
+    def loss(self, windows: LatentWindows, batch: Batch, key: Tensor) -> Loss:
+        """-ln p(o_t) - ln p(r_t) - ln p(c_t) + 1.0 max(1, KL(sg q | p)) + 0.1 max(1, KL(q | sg p)), with the rewards
+        that led to the states (equations 4 and 5).
+        """
+        c, valid, features = self.config, batch[VALID], windows.state.features
+        prior = one_head(windows.prior, key)
+        divergence = kl(windows.posterior.detach(), prior)
+        dynamics = c.dynamics_weight * divergence.clamp(min=c.free_bits)
+        representation = c.representation_weight * kl(windows.posterior, prior.detach()).clamp(min=c.free_bits)
+        balanced = masked_mean(dynamics + representation, valid)
+        # a window's first state came from nowhere
+        logits = self.apply("reward", features)
+        reward = masked_mean(HEAD.loss(logits, batch[ARRIVAL_REWARDS]), ~batch[IS_FIRST])
+        continues = self.apply("continuation", features).squeeze(-1).float()
+        target = c.discount * (~batch[IS_TERMINAL]).float()
+        continuation = F.binary_cross_entropy_with_logits(continues, target)
+        error = self.apply("decoder", features) - symlog(batch["observations"])
+        reconstruction = masked_mean(error.square().sum(-1), valid)
+        metrics = {
+            "model/kl": masked_mean(divergence, valid),
+            "model/reward": reward,
+            "model/continuation": continuation,
+            "model/reconstruction": reconstruction,
+        }
+        return balanced + reward + continuation + reconstruction, metrics
+
+
+def drawn_classes(log_probs: Tensor, noise: Tensor | None) -> Tensor:
+    """One class of each group, as ones and zeros [..., S C], with the gradient of the probabilities ("straight-
+    through").
+    """
+    probabilities = log_probs.exp()
+    chosen = (log_probs if noise is None else log_probs + noise).argmax(-1, keepdim=True)
+    ones = (chosen == torch.arange(log_probs.shape[-1], device=log_probs.device)).to(probabilities.dtype)
+    return (ones + probabilities - probabilities.detach()).flatten(-2)
+
+
+def one_head(prior: Tensor, key: Tensor) -> Tensor:
+    """[..., M, S, C] -> [..., S, C]: a head drawn for each state."""
+    if prior.shape[-3] == 1:
+        return prior.squeeze(-3)
+    index = rng.randint(key, tuple(prior.shape[:-3]), prior.shape[-3])
+    return prior.take_along_dim(index[..., None, None, None], -3).squeeze(-3)
+
+
+def disagreement(prior: Tensor) -> Tensor:
+    """mean_m |p_m - mean p|, the norm over groups and classes: [..., M, S, C] -> [...] (Offline DreamerV2, arXiv
+    2206.04779).
+    """
+    p = prior.exp()
+    return (p - p.mean(-3, keepdim=True)).square().sum((-2, -1)).sqrt().mean(-1)
+
+
+def kl(p: Tensor, q: Tensor) -> Tensor:
+    """KL(p | q) of log probabilities [..., S, C], summed over the groups: [...] nats."""
+    return (p.exp() * (p - q)).sum((-2, -1))

@@ -1,0 +1,80 @@
+"""Settings of recurrent state-space models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from offrl.data.dataset import Dataset
+from offrl.errors import UserError
+from offrl.settings.field import setting
+
+
+@dataclass
+class RSSMConfig:
+    """Settings of RSSM; the defaults are DreamerV3's for vectors (its size1m), but where the help gives its value: that
+    is our pessimism.
+    """
+
+    name: str = "rssm"
+    learning_rate: float = setting(4e-5, "LaProp's learning rate", low=0.0)
+    warmup_steps: int = setting(1000, "updates in which the learning rate rises from 0", low=0)
+    adaptive_clip: float = setting(
+        0.3, "largest norm of each tensor's gradient, as a share of the tensor's own", above=0.0
+    )
+    batch_size: int = setting(16, "windows in a batch", low=1)
+    length: int = setting(64, "states of a window", low=2)
+    burn_in: int = setting(
+        0, "first states of a window that only fill the memory: neither learnt from nor begun at (ours)", low=0
+    )
+    discount: float = setting(1.0 - 1.0 / 333.0, "discount factor", low=0.0, high=1.0)
+    recurrent_width: int = setting(512, "numbers of the recurrent state", low=1)
+    blocks: int = setting(8, "blocks of the recurrent network, of which none reads another's state", low=1)
+    groups: int = setting(32, "categorical variables of a latent state", low=1)
+    classes: int = setting(4, "values of each of them", low=2)
+    width: int = setting(64, "width of all other layers", low=1)
+    dynamics_weight: float = setting(1.0, "weight of the KL divergence that trains the prior", low=0.0)
+    representation_weight: float = setting(0.1, "weight of the KL divergence that trains the posterior", low=0.0)
+    free_bits: float = setting(1.0, "a state's KL divergence below this, in nats, trains nothing", low=0.0)
+    horizon: int = setting(5, "imagined steps from each state of a batch (DreamerV3: 15)", low=1)
+    decay: float = setting(0.95, "decay of later values in an imagined return (lambda)", low=0.0, high=1.0)
+    polyak: float = setting(0.02, "share of the critic that enters its slow copy in each update", low=0.0, high=1.0)
+    slow_weight: float = setting(1.0, "weight of the critic's distance from its slow copy", low=0.0)
+    replay_weight: float = setting(0.3, "weight of the critic's loss on the data's returns", low=0.0)
+    entropy_weight: float = setting(3e-4, "weight of the policy's entropy against scaled advantages", low=0.0)
+    bc_weight: float = setting(0.0, "weight of -log pi(a|s) of the data's actions (ours)", low=0.0)
+    members: int = setting(
+        5, "heads that predict the next latent state, of which each step uses one (DreamerV3: 1)", low=1
+    )
+    penalty: float = setting(
+        1.0,
+        "of members=2 or more: their disagreement, in units of its mean over the data's states, times this is "
+        "subtracted from imagined rewards (ours, after Offline DreamerV2; DreamerV3: 0)",
+        low=0.0,
+    )
+    model_updates: int = setting(
+        0, "updates after which the model stays as it is, and actor and critic go on; 0: never (DreamerV3)", low=0
+    )
+
+
+def check_settings(config: RSSMConfig) -> None:
+    """Raise UserError for settings that contradict one another."""
+    if config.length - config.burn_in < 2:
+        raise UserError(
+            f"algo.length={config.length} leaves fewer than 2 states after algo.burn_in={config.burn_in}: take a "
+            "longer window, or less burn-in"
+        )
+    if config.recurrent_width % config.blocks:
+        raise UserError(f"algo.recurrent_width={config.recurrent_width} is no multiple of algo.blocks={config.blocks}")
+
+
+def fitted(config: RSSMConfig, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None) -> RSSMConfig:
+    """`config` as it is. Raises UserError for data without rewards, and for a penalty that nothing measures."""
+    if not bool(dataset.columns["rewards"].any()):
+        raise UserError(
+            f"{dataset.spec.name}: all rewards are 0, so that no imagined step is better than another; "
+            "dataset.reward_labels=... gives some"
+        )
+    if config.members == 1 and any((grid or {}).get("penalty", (config.penalty,))):
+        raise UserError("algo.penalty needs heads that can disagree: algo.members=5, say")
+    return config

@@ -1,0 +1,539 @@
+"""RSSM: the latent model, its losses and the policy that is trained in it, by hand; and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from offrl import rng
+from offrl.algorithm import TrainState
+from offrl.algorithms.rssm import RSSM, RSSMConfig
+from offrl.algorithms.rssm.imagination import Dream, imagined, lambda_returns
+from offrl.algorithms.rssm.latents import (
+    Latents,
+    LatentState,
+    LatentWindows,
+    disagreement,
+    drawn_classes,
+    kl,
+    one_head,
+)
+from offrl.algorithms.rssm.networks import HEAD, BlockGRU, BlockLinear, BoundedNormal, PriorHeads, gated, head
+from offrl.data.arrays import from_arrays
+from offrl.data.dataset import Dataset, DataSpec
+from offrl.data.samplers.states import StateSampler
+from offrl.errors import UserError
+from offrl.nn.heads import symlog
+from offrl.optim import LaProp
+from offrl.settings.train import TrainConfig
+from offrl.training.setup import make_algorithm
+
+OBS, A, B, T, H = 3, 2, 5, 6, 3
+SPEC = DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)
+SMALL: dict[str, Any] = {
+    "length": T,
+    "horizon": H,
+    "recurrent_width": 16,
+    "blocks": 4,
+    "groups": 3,
+    "classes": 4,
+    "width": 8,
+    "warmup_steps": 0,
+    "learning_rate": 1e-3,
+    "members": 1,
+    "penalty": 0.0,
+}
+
+
+def make(**settings: Any) -> tuple[RSSM, TrainState]:
+    """The algorithm and a state in which no head is 0 any more, and the slow critic differs from the critic."""
+    algorithm = RSSM(RSSMConfig(**{**SMALL, **settings}), SPEC)
+    state, g = algorithm.init(2), torch.Generator().manual_seed(1)
+    for params in (*state.params.values(), *state.target.values()):
+        params.update({k: v + 0.1 * torch.randn(v.shape, generator=g) for k, v in params.items()})
+    return algorithm, state
+
+
+def episodes(rewards: float = 5.0, **more: Any) -> Dataset:
+    """Of four rows each, of which some end in terminals whose observation is not known."""
+    g, n = np.random.default_rng(0), 24
+    last = np.arange(n) % 4 == 3
+    terminal = last & (np.arange(n) < 16)
+    return from_arrays(g.normal(size=(n, OBS)), more.pop("actions", g.uniform(-1, 1, (n, A))),
+                       rewards * g.normal(size=n), terminal, last & ~terminal, **more)  # fmt: skip
+
+
+def a_batch() -> dict[str, Tensor]:
+    """Windows [T, B] over several episodes."""
+    data = episodes(action_low=[-1.0] * A, action_high=[1.0] * A)
+    sampler = StateSampler(T, "chain")
+    batch = {k: v.transpose(0, 1) for k, v in sampler(sampler.prepare(data), rng.make_key(5), B).items()}
+    assert batch["is_terminal"].any() and batch["is_first"][1:].any() and not batch["valid"].all()
+    return batch
+
+
+def observed(algorithm: RSSM, params: dict[str, Any], batch: dict[str, Tensor], key: int = 3) -> LatentWindows:
+    return algorithm.latents(params).observe_windows(
+        batch["observations"], batch["previous_actions"], batch["is_first"], rng.make_key(key)
+    )
+
+
+def gradients(loss: Tensor, params: dict[str, Tensor]) -> list[Tensor | None]:
+    return list(torch.autograd.grad(loss, list(params.values()), retain_graph=True, allow_unused=True))
+
+
+# ---- shared maths
+
+
+def test_bins_whose_values_are_symexp() -> None:
+    values = HEAD.values(torch.zeros(()))
+    assert values.shape == (255,) and float(values[-1]) == pytest.approx(485165194.4, rel=1e-5) == -float(values[0])
+    torch.testing.assert_close(values[126:130], torch.tensor([-0.170558, 0.0, 0.170558, 0.370205]), rtol=1e-5, atol=0)
+    for y, low, weights in (
+        (1.0, 131, (0.617329, 0.382671)),
+        (5.0, 138, (0.640706, 0.359294)),
+        (-3.7, 117, (0.815568, 0.184432)),
+        (0.0, 127, (1.0, 0.0)),
+        (-1e10, 0, (1.0, 0.0)),
+        (1e10, 253, (0.0, 1.0)),
+    ):
+        p = HEAD.project(torch.tensor([y]), None)[0]
+        torch.testing.assert_close(p[low : low + 2], torch.tensor(weights), rtol=1e-5, atol=2e-6)
+        assert int((p > 0).sum()) <= 2
+        if abs(y) < 100:
+            assert float(HEAD.mean((p + 1e-30).log())) == pytest.approx(y, rel=1e-5, abs=1e-6)
+    assert float(HEAD.mean(torch.full((255,), 0.3))) == 0.0
+    logits = torch.zeros(255, requires_grad=True)
+    (gradient,) = torch.autograd.grad(HEAD.loss(logits, torch.tensor(5.0)), logits)
+    torch.testing.assert_close(gradient, 1 / 255 - HEAD.project(torch.tensor(5.0), None), rtol=1e-5, atol=1e-7)
+
+
+def test_laprop_with_a_clip_for_each_tensor() -> None:
+    """p = 1, gradients 1 and -0.1: the first is clipped to 0.3; and a zero tensor is clipped by 1e-3."""
+    adam, params = LaProp(4e-5, eps=1e-20), {"p": torch.ones(1), "zero": torch.zeros(1)}
+    state = adam.init(params)
+    once, state = adam.update(params, {"p": torch.ones(1), "zero": torch.ones(1)}, state)
+    assert float(once["p"]) == pytest.approx(1 - 4e-5, abs=6e-8)
+    assert float(state["nu"]["zero"]) == pytest.approx(1e-3 * 0.0003**2, rel=1e-5)  # type: ignore[index, arg-type]
+    twice, state = adam.update(once, {"p": torch.full((1,), -0.1), "zero": torch.ones(1)}, state)
+    momentum = float(state["mu"]["p"]) / (1 - 0.9**2)  # type: ignore[index, arg-type]
+    assert momentum == pytest.approx(0.238262, abs=1e-5)
+    assert float(once["p"] - twice["p"]) == pytest.approx(4e-5 * 0.238262, abs=6e-8)
+    warm = LaProp(1.0, warmup_steps=4)
+    moved = warm.init(params)
+    for n in range(6):
+        new, moved = warm.update(params, {"p": torch.ones(1), "zero": torch.ones(1)}, moved)
+        assert float(params["p"] - new["p"]) == pytest.approx(min(n / 4, 1.0), rel=1e-4)
+
+
+def with_logits(*values: float) -> Tensor:
+    """Log probabilities of one group of three classes."""
+    return Latents(lambda *x: None, RSSMConfig(groups=1, classes=3)).log_probs(torch.tensor(values))
+
+
+def test_latents_have_a_share_of_the_uniform_distribution() -> None:
+    p, q = with_logits(2.0, 0.0, 0.0), with_logits(0.0, 1.0, 0.0)
+    torch.testing.assert_close(p.exp(), torch.tensor([[0.782450, 0.108775, 0.108775]]), rtol=1e-5, atol=0)
+    torch.testing.assert_close(q.exp(), torch.tensor([[0.213155, 0.573689, 0.213155]]), rtol=1e-5, atol=0)
+    assert float(kl(p, q)) == pytest.approx(0.763454, rel=1e-5)
+
+
+def test_a_sample_has_the_gradient_of_the_probabilities() -> None:
+    logits = torch.tensor([[0.3, 2.0, -1.0], [1.0, 0.0, 0.5]], requires_grad=True)
+    weights = torch.tensor([1.0, 2.0, 4.0, 3.0, 5.0, 7.0])
+    log_p = logits.log_softmax(-1)
+    assert drawn_classes(log_p, None).tolist() == [0.0, 1.0, 0.0, 1.0, 0.0, 0.0]
+    noise = torch.zeros(2, 3)
+    noise[1, 2] = 10.0
+    sample = drawn_classes(log_p, noise)
+    assert sample.tolist() == [0.0, 1.0, 0.0, 0.0, 0.0, 1.0]
+    (got,) = torch.autograd.grad(sample @ weights, logits, retain_graph=True)
+    (expected,) = torch.autograd.grad(logits.softmax(-1).flatten() @ weights, logits)
+    torch.testing.assert_close(got, expected)
+
+
+def test_gates() -> None:
+    """h = 0.5: candidate and update 1, then all 0."""
+    h, zero, one = torch.tensor([0.5]), torch.zeros(1), torch.ones(1)
+    assert float(gated(h, zero, one, one)) == pytest.approx(0.481059, rel=1e-5)
+    assert float(gated(h, zero, zero, zero)) == pytest.approx(0.365529, rel=1e-5)
+
+
+def test_blocks_are_a_block_diagonal_matrix() -> None:
+    blocks = BlockLinear(3, 4, 2)
+    torch.nn.init.normal_(blocks.bias)
+    x = torch.randn(5, 12)
+    dense = torch.block_diag(*blocks.weight).T
+    expected = F.linear(x, dense, blocks.bias.flatten())
+    torch.testing.assert_close(blocks(x.unflatten(-1, (3, 4))).flatten(-2), expected)
+
+
+def test_a_step_of_the_recurrent_network() -> None:
+    """Beside dense layers in plain torch, for two blocks; actions beyond 1 count as 1."""
+    torch.manual_seed(0)
+    gru = BlockGRU(4, 3, 2, 5, 2)
+    for p in gru.parameters():
+        torch.nn.init.normal_(p, std=0.5)
+    h, z, a = torch.randn(6, 4), torch.randn(6, 3), torch.tensor([[0.5, -3.0]]).expand(6, 2)
+
+    def activation(x: Tensor, scale: Tensor) -> Tensor:
+        return F.silu(F.rms_norm(x, x.shape[-1:], scale, 1e-4))
+
+    x = [activation(net[0][0](x), net[0][1].scale) for net, x in zip(gru.inputs, (h, z, a.clamp(-1, 1)), strict=True)]
+    hidden = torch.cat([torch.cat([part, *x], -1) @ w + b for part, w, b in zip(
+        h.chunk(2, -1), gru.hidden.weight, gru.hidden.bias, strict=True)], -1)  # fmt: skip
+    hidden = activation(hidden, gru.activation.scale)
+    expected = []
+    for i, part in enumerate(hidden.chunk(2, -1)):
+        reset, candidate, update = (part @ gru.gates.weight[i] + gru.gates.bias[i]).chunk(3, -1)
+        share = torch.sigmoid(update - 1)
+        expected.append(share * torch.tanh(torch.sigmoid(reset) * candidate) + (1 - share) * h.chunk(2, -1)[i])
+    torch.testing.assert_close(gru(h, z, a), torch.cat(expected, -1), rtol=1e-5, atol=1e-6)
+
+
+def test_published_size() -> None:
+    """size1m: recurrent network, prior and posterior without an embedding, 6 actions."""
+    c = RSSMConfig()
+    sample, width = c.groups * c.classes, c.width
+    nets = [
+        BlockGRU(c.recurrent_width, sample, 6, width, c.blocks),
+        PriorHeads(1, c.recurrent_width, width, sample),
+        head(c.recurrent_width, width, 1, sample),
+    ]
+    assert sum(p.numel() for net in nets for p in net.parameters()) == 360_320
+
+
+def test_lambda_returns() -> None:
+    rewards, values = torch.tensor([9.0, 1.0, 2.0, 3.0]), torch.tensor([0.5, 1.0, 1.5, 2.0])
+    alive, on, end = torch.full((4,), 0.9), torch.ones(4), torch.tensor([1.0, 1.0, 0.0, 1.0])
+    for expected, x, y, decay in (
+        ((6.3216325, 6.1715, 4.8), alive, on, 0.95),
+        ((3.90925, 3.35, 4.8), alive, end, 0.95),
+        ((2.755, 2.0, 4.8), alive * end, end, 0.95),
+        ((1.9, 3.35, 4.8), alive, on, 0.0),
+    ):
+        torch.testing.assert_close(lambda_returns(rewards, values, x, y, decay), torch.tensor(expected))
+
+
+def test_disagreement_of_heads() -> None:
+    p = torch.tensor([[[0.5, 0.5], [1.0, 1e-12]], [[0.7, 0.3], [0.8, 0.2]]])
+    assert float(disagreement(p.log())) == pytest.approx(0.2, rel=1e-5)
+    assert float(disagreement(p.flip(0).log())) == pytest.approx(0.2, rel=1e-5)
+    assert float(disagreement(p[:1].expand(3, 2, 2).log())) == 0.0
+
+
+def test_the_bounded_normal() -> None:
+    policy = BoundedNormal(4, 2, 8)
+    policy.mean, policy.deviation = torch.nn.Identity(), torch.nn.Identity()
+    policy.body = torch.nn.Identity()  # type: ignore[assignment]
+    mean, log_std = policy(torch.tensor([-2.0, 0.0, 2.0]))
+    torch.testing.assert_close(log_std.exp(), torch.tensor([0.55, 0.892717, 0.983812]), rtol=1e-5, atol=0)
+    assert float(mean[2]) == pytest.approx(math.tanh(2.0))
+    dist = (torch.tensor([0.5]).tanh(), log_std[1:2])
+    assert float(policy.log_prob(dist, torch.tensor([0.1]))) == pytest.approx(-0.887723, rel=1e-5)
+    assert float(policy.entropy(dist)) == pytest.approx(1.305453, rel=1e-5)
+    far = (torch.full((100, 1), 0.9), torch.zeros(100, 1))
+    assert float(policy.sample(far, rng.make_key(0)).max()) == 1.0 < float(policy.unbounded(far, rng.make_key(0)).max())
+
+
+# ---- windows
+
+
+def test_a_window_is_its_steps_one_by_one() -> None:
+    """With the noise of the window; an episode's first state knows nothing of what came before."""
+    algorithm, state = make()
+    batch, key = a_batch(), rng.make_key(3)
+    windows = observed(algorithm, state.params, batch)
+    latents, noise = algorithm.latents(state.params), rng.gumbel(key, (T, B, 3, 4))
+    for b in range(B):
+        for t in range(T):
+            if batch["is_first"][t, b]:
+                known = latents.begin(1, torch.device("cpu"))
+            embedding = latents.embed(batch["observations"][t, b : b + 1])
+            action = batch["previous_actions"][t, b : b + 1]
+            known, posterior = latents.observe(known, action, embedding, noise[t, b : b + 1])
+            torch.testing.assert_close(windows.state.features[t, b], known.features[0], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(windows.posterior[t, b], posterior[0], rtol=1e-4, atol=1e-5)
+            prior = latents.log_probs(algorithm.apply("prior", state.params["prior"], known.recurrent))
+            torch.testing.assert_close(windows.prior[t, b], prior[0], rtol=1e-4, atol=1e-5)
+    wild = {**batch, "previous_actions": torch.where(batch["is_first"].unsqueeze(-1), 1e6, batch["previous_actions"])}
+    torch.testing.assert_close(observed(algorithm, state.params, wild), windows, rtol=0, atol=0)
+
+
+def test_memory_ends_with_the_episode_in_the_gradient_too() -> None:
+    algorithm, state = make()
+    batch = a_batch()
+    observations = batch["observations"].clone().requires_grad_()
+    windows = observed(algorithm, state.params, {**batch, "observations": observations})
+    t, b = next((t, b) for b in range(B) for t in range(2, T) if batch["is_first"][t, b])
+    (gradient,) = torch.autograd.grad(windows.state.features[t:, b].square().sum(), observations)
+    assert not gradient[:t, b].any() and gradient[t, b].abs().sum() > 0
+    (before,) = torch.autograd.grad(observed(algorithm, state.params, {**batch, "observations": observations})
+                                    .state.features[t - 1, b].square().sum(), observations)  # fmt: skip
+    assert before[t - 2, b].abs().sum() > 0
+
+
+def small_observed(posterior: Tensor, prior: Tensor) -> LatentWindows:
+    """One window of two states with these log probabilities [2, 1, 3, 4]."""
+    state = LatentState(torch.zeros(2, 1, 16), torch.zeros(2, 1, 12))
+    return LatentWindows(state, posterior, prior.unsqueeze(-3))
+
+
+@pytest.mark.parametrize("scale", [0.2, 4.0])
+def test_the_divergence_trains_prior_and_posterior_apart(scale: float) -> None:
+    """Below the free bits neither; above, the prior by the first term and the posterior by a tenth of the second."""
+    algorithm, state = make()
+    g = torch.Generator().manual_seed(0)
+    raw = [scale * torch.randn(2, 1, 12, generator=g) for _ in range(2)]
+    posterior, prior = (x.requires_grad_() for x in raw)
+    latents = algorithm.latents(state.params)
+    p, q = latents.log_probs(posterior), latents.log_probs(prior)
+    batch = {k: v[:2, :1] for k, v in a_batch().items()} | {"valid": torch.ones(2, 1, dtype=torch.bool)}
+    loss, metrics = algorithm.latents(state.params).loss(small_observed(p, q), batch, rng.make_key(0))
+    of_posterior, of_prior = torch.autograd.grad(loss, [posterior, prior], retain_graph=True)
+    divergence = kl(p, q)
+    assert (divergence > 1.0).all() == (scale == 4.0) == (not (divergence < 1.0).all())
+    assert float(metrics["model/kl"].detach()) == pytest.approx(float(divergence.detach().mean()), rel=1e-5)
+    if scale < 1.0:
+        assert not of_posterior.any() and not of_prior.any()
+        return
+    plain = torch.autograd.grad(divergence.mean(), [posterior, prior])
+    torch.testing.assert_close(of_posterior, 0.1 * plain[0])
+    torch.testing.assert_close(of_prior, plain[1])
+
+
+def test_free_bits_are_of_each_state() -> None:
+    """Divergences of 0.2 and 3 count 1 and 3, times 1 and 0.1."""
+    algorithm, state = make(groups=1, classes=2)
+    probabilities = torch.tensor([[[[0.99, 0.01]]], [[[0.99, 0.01]]]])
+    other = torch.tensor([[[[0.6, 0.4]]], [[[0.03, 0.97]]]])
+    windows = LatentWindows(
+        LatentState(torch.zeros(2, 1, 16), torch.zeros(2, 1, 2)), probabilities.log(), other.log()[:, :, None]
+    )
+    divergence = kl(windows.posterior, windows.prior[:, :, 0]).flatten()
+    assert float(divergence[0]) < 1.0 < float(divergence[1])
+    batch = {k: v[:2, :1] for k, v in a_batch().items()} | {"valid": torch.ones(2, 1, dtype=torch.bool)}
+    loss, metrics = algorithm.latents(state.params).loss(windows, batch, rng.make_key(0))
+    rest = metrics["model/reward"] + metrics["model/continuation"] + metrics["model/reconstruction"]
+    assert float(loss - rest) == pytest.approx(1.1 * (1.0 + float(divergence[1])) / 2, rel=1e-4)
+
+
+def test_what_the_model_predicts() -> None:
+    """Observations that are known, the rewards that led to states, and whether episodes go on, by hand."""
+    algorithm, state = make()
+    batch = a_batch()
+    windows = observed(algorithm, state.params, batch)
+    _, metrics = algorithm.latents(state.params).loss(windows, batch, rng.make_key(0))
+    features = windows.state.features
+    rec, rew, con = [], [], []
+    for t in range(T):
+        for b in range(B):
+            f, row = features[t, b], {k: v[t, b] for k, v in batch.items()}
+            out = algorithm.apply("decoder", state.params["decoder"], f)
+            if row["valid"]:
+                rec.append((out - symlog(row["observations"])).square().sum())
+            if not row["is_first"]:
+                logits = algorithm.apply("reward", state.params["reward"], f)
+                rew.append(-(HEAD.project(row["arrival_rewards"][None], None)[0] * logits.log_softmax(-1)).sum())
+            p = algorithm.apply("continuation", state.params["continuation"], f).sigmoid()
+            target = 0.0 if row["is_terminal"] else 1 - 1 / 333
+            con.append(-target * p.log() - (1 - target) * (1 - p).log())
+    for name, parts in (("reconstruction", rec), ("reward", rew), ("continuation", con)):
+        assert float(metrics[f"model/{name}"]) == pytest.approx(float(torch.stack(parts).mean()), rel=1e-4), name
+
+
+# ---- imagination
+
+
+def a_dream(algorithm: RSSM, state: TrainState, batch: dict[str, Tensor]) -> tuple[LatentWindows, Dream]:
+    windows = observed(algorithm, state.params, batch)
+    return windows, imagined(algorithm, state, windows, rng.make_key(4))
+
+
+@pytest.mark.parametrize("settings", [{}, {"members": 3, "penalty": 2.0}], ids=["published", "penalty"])
+def test_imagination_step_by_step(settings: dict[str, Any]) -> None:
+    algorithm, state = make(**settings)
+    state.extra["low"], state.extra["high"] = torch.tensor(-1.0), torch.tensor(3.0)
+    windows, dream = a_dream(algorithm, state, a_batch())
+    latents, keys = algorithm.latents(state.params), rng.split(rng.make_key(4), H)
+    at = LatentState(*(x.flatten(0, 1) for x in windows.state))
+    features, doubts = [at.features], [torch.zeros(T * B)]
+    for i in range(H):
+        draw, move = rng.split(keys[i])
+        mean, log_std = algorithm.apply("actor", state.params["actor"], at.features)
+        action = mean + log_std.exp() * rng.normal(draw, (T * B, A))
+        torch.testing.assert_close(dream.actions[i], action)
+        recurrent = algorithm.apply("dynamics", state.params["dynamics"], *at, action)
+        heads = latents.log_probs(algorithm.apply("prior", state.params["prior"], recurrent))
+        pick, chance = rng.split(move)
+        one = one_head(heads, pick)
+        at = LatentState(recurrent, drawn_classes(one, rng.gumbel(chance, (T * B, 3, 4))))
+        features.append(at.features)
+        doubts.append(disagreement(heads))
+    torch.testing.assert_close(dream.features, torch.stack(features))
+    f = torch.stack(features)
+    rewards = HEAD.mean(algorithm.apply("reward", state.params["reward"], f))
+    if settings:
+        unit = disagreement(windows.prior).mean()
+        assert float(unit) > 0
+        rewards = rewards - 2.0 * torch.stack(doubts) / unit
+    alive = algorithm.apply("continuation", state.params["continuation"], f).squeeze(-1).sigmoid()
+    values = HEAD.mean(algorithm.apply("critic", state.params["critic"], f))
+    returns = lambda_returns(rewards, values, alive, torch.ones_like(alive), 0.95)
+    torch.testing.assert_close(dream.returns, returns, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(dream.weights, torch.stack([alive[: i + 1].prod(0) for i in range(H)]))
+    low, high = np.percentile(returns.detach().numpy(), [5, 95])
+    assert float(dream.low) == pytest.approx(-0.99 + 0.01 * low, rel=1e-4)
+    assert float(dream.high) == pytest.approx(2.97 + 0.01 * high, rel=1e-4)
+
+
+def test_one_head_for_each_state() -> None:
+    prior = torch.arange(3.0)[:, None, None].expand(400, 3, 2, 2)
+    chosen = one_head(prior, rng.make_key(0))
+    assert chosen.shape == (400, 2, 2) and {float(x) for x in chosen[:, 0, 0]} == {0.0, 1.0, 2.0}
+    assert torch.equal(chosen[:, 0, 0], chosen[:, 1, 1])
+
+
+def test_the_losses_of_actor_and_critic() -> None:
+    algorithm, state = make(bc_weight=0.3)
+    batch = a_batch()
+    windows, dream = a_dream(algorithm, state, batch)
+    dream = dream._replace(low=torch.tensor(0.0), high=torch.tensor(2.5))
+    loss, _ = algorithm.actor_loss(state.params["actor"], dream, windows, batch)
+    mean, log_std = algorithm.apply("actor", state.params["actor"], dream.features[:-1])
+    normal = torch.distributions.Normal(mean, log_std.exp())
+    gain = normal.log_prob(dream.actions).sum(-1) * (dream.returns - dream.values[:-1]) / 2.5
+    expected = -(dream.weights * (gain + 3e-4 * normal.entropy().sum(-1))).mean()
+    mean, log_std = algorithm.apply("actor", state.params["actor"], windows.state.features)
+    known = torch.distributions.Normal(mean, log_std.exp()).log_prob(batch["actions"]).sum(-1)
+    expected = expected - 0.3 * known[~batch["is_last"]].mean()
+    assert float(loss) == pytest.approx(float(expected), rel=1e-4)
+
+    def entropy_of(features: Tensor, target: Tensor) -> Tensor:
+        online = algorithm.apply("critic", state.params["critic"], features)
+        slow = HEAD.mean(algorithm.apply("critic", state.target["critic"], features))
+        return -sum(((HEAD.project(y, None) * online.log_softmax(-1)).sum(-1) for y in (target, slow)), torch.zeros(()))
+
+    loss, _ = algorithm.critic_loss(state.params["critic"], state, dream, windows, batch)
+    imagined = (dream.weights * entropy_of(dream.features[:-1], dream.returns)).mean()
+    again, parts = dream.returns[0].unflatten(0, (T, B)), []
+    for b in range(B):
+        following = again[-1, b]
+        for t in range(T - 2, -1, -1):
+            goes_on = 0.95 * float(not batch["is_last"][t + 1, b])
+            live = (1 - 1 / 333) * float(not batch["is_terminal"][t + 1, b])
+            following = batch["arrival_rewards"][t + 1, b] + live * (
+                (1 - goes_on) * again[t + 1, b] + goes_on * following
+            )
+            ce = entropy_of(windows.state.features[t, b], following)
+            parts.append(ce * float(not batch["is_last"][t, b]))
+    assert float(loss) == pytest.approx(float(imagined + 0.3 * torch.stack(parts).mean()), rel=1e-4)
+
+
+def test_what_trains_what() -> None:
+    """Actor and critic learn in imagination without moving the model; the data's returns move it."""
+    algorithm, state = make(bc_weight=1.0)
+    batch = a_batch()
+    params = {n: {k: v.clone().requires_grad_() for k, v in p.items()} for n, p in state.params.items()}
+    windows = observed(algorithm, params, batch)
+    dream = imagined(algorithm, state, windows, rng.make_key(4))
+    assert not any(x.requires_grad for x in dream)
+    actor, _ = algorithm.actor_loss(params["actor"], dream, windows, batch)
+    critic, _ = algorithm.critic_loss(params["critic"], state, dream, windows, batch)
+    for module in ("encoder", "dynamics", "posterior"):
+        assert all(g is None for g in gradients(actor, params[module])), module
+        assert all(g is not None and g.any() for g in gradients(critic, params[module])), module
+    algorithm.config.replay_weight = 0.0
+    critic, _ = algorithm.critic_loss(params["critic"], state, dream, windows, batch)
+    assert all(g is None or not g.any() for g in gradients(critic, params["encoder"]))
+    model, _ = algorithm.latents(params).loss(windows, batch, rng.make_key(0))
+    for module in algorithm.model:
+        assert all(g is not None and g.any() for g in gradients(model, params[module])), module
+    assert all(g is None for g in gradients(model, params["actor"]))
+
+
+def test_rewards_and_values_are_0_at_first_and_the_policy_is_wide() -> None:
+    algorithm = RSSM(RSSMConfig(**SMALL), SPEC)
+    state = algorithm.init(0)
+    windows, dream = a_dream(algorithm, state, a_batch())
+    assert not dream.returns.any() and not dream.values.any()
+    dist = algorithm.apply("actor", state.params["actor"], windows.state.features)
+    assert float(algorithm.policy.entropy(dist).mean()) == pytest.approx(A * 1.305453, abs=1e-2)  # type: ignore[operator]
+
+
+# ---- updates
+
+
+def update(algorithm: RSSM, state: TrainState, **changes: Any) -> tuple[TrainState, dict[str, Tensor]]:
+    batch = {name: column.transpose(0, 1) for name, column in a_batch().items()} | changes
+    return algorithm.update(state, batch, rng.make_key(1), phase=0)
+
+
+def test_burn_in_is_not_learnt_from() -> None:
+    """Rewards and observations there change no loss but through the memory."""
+    algorithm, state = make(burn_in=2)
+    _, metrics = update(algorithm, state)
+    rewards = a_batch()["arrival_rewards"].transpose(0, 1).clone()
+    rewards[:, :2] = 100.0
+    _, same = update(algorithm, state, arrival_rewards=rewards)
+    assert {k: float(v) for k, v in same.items()} == {k: float(v) for k, v in metrics.items()}
+    rewards[:, 2] = 100.0
+    _, other = update(algorithm, state, arrival_rewards=rewards)
+    assert float(other["model/reward"]) != float(metrics["model/reward"])
+
+
+def test_a_model_stays_as_it_is_after_its_updates() -> None:
+    algorithm, state = make(model_updates=2)
+    for step, learns in ((1, True), (2, False)):
+        after, _ = update(algorithm, state._replace(step=torch.tensor(step)))
+        for name in algorithm.model:
+            assert all(torch.equal(v, state.params[name][k]) != learns for k, v in after.params[name].items()), name
+        assert all(not torch.equal(v, state.params["actor"][k]) for k, v in after.params["actor"].items())
+
+
+# ---- acting
+
+
+def test_acting_remembers() -> None:
+    """Greedy: the likeliest classes and the mean; what was played enters the next state, until an episode ends."""
+    algorithm, state = make()
+    actor, latents = algorithm.actor(state), algorithm.latents(state.params)
+    observations = torch.randn(3, 4, OBS, generator=torch.Generator().manual_seed(0))
+    carry, known, action = actor.start(4), latents.begin(4, torch.device("cpu")), torch.zeros(4, A)
+    for t in range(3):
+        played, carry = actor.act(carry, observations[t], rng.make_key(t), explore=False)
+        known, _ = latents.observe(known, action, latents.embed(observations[t]), None)
+        action = algorithm.apply("actor", state.params["actor"], known.features)[0]
+        torch.testing.assert_close(played, action)
+    mask = torch.tensor([True, False, False, True])
+    begun, _ = actor.act(actor.begin_anew(carry, mask), observations[0], rng.make_key(0), explore=False)
+    fresh, _ = actor.act(actor.start(4), observations[0], rng.make_key(0), explore=False)
+    assert torch.equal(begun[mask], fresh[mask]) and not torch.isclose(begun[~mask], fresh[~mask]).any()
+
+
+# ---- settings
+
+
+def test_refusals() -> None:
+    for message, settings in (
+        ("algo.length=6 leaves fewer than 2 states after algo.burn_in=5", {"burn_in": 5}),
+        ("algo.recurrent_width=16 is no multiple of algo.blocks=3", {"blocks": 3}),
+    ):
+        with pytest.raises(UserError, match=message):
+            make(**settings)
+    with pytest.raises(UserError, match="all rewards are 0"):
+        RSSM.fit_config(RSSMConfig(), episodes(rewards=0.0))
+    for penalty, grid in ((1.0, None), (0.0, {"penalty": [0.0, 1.0]})):
+        with pytest.raises(UserError, match=r"algo\.penalty needs heads"):
+            RSSM.fit_config(RSSMConfig(members=1, penalty=penalty), episodes(), grid)
+    assert RSSM.fit_config(RSSMConfig(penalty=1.0, members=2), episodes()).penalty == 1.0
+    with pytest.raises(UserError, match="rssm needs continuous actions"):
+        make_algorithm(TrainConfig(algo=RSSMConfig()), episodes(actions=np.arange(24) % 2))
+    with pytest.raises(UserError, match="no window of 64 states"):
+        RSSM(RSSMConfig(), SPEC).sampler().prepare(episodes())
