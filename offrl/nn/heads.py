@@ -149,6 +149,30 @@ class SymlogTwoHot(TwoHot):
         return super().saturation(symlog(target))
 
 
+class SymexpTwoHot(SymlogTwoHot):
+    """Over bins whose values are symexp of those: the target's mass goes to the two around it in proportion to the
+    value itself, and the mean is that of the values (DreamerV3, arXiv 2301.04104).
+    """
+
+    def values(self, tensor: Tensor) -> Tensor:
+        """The bins' values, [K] on the device of `tensor`."""
+        half = symexp(torch.linspace(self.low, 0.0, self.out_dim // 2 + 1, device=tensor.device))
+        return torch.cat([half, -half[:-1].flip(0)])
+
+    def project(self, target: Tensor, bootstrap: Bootstrap | None) -> Tensor:
+        values = self.values(target)
+        y = target.float().clamp(values[0], values[-1]).unsqueeze(-1)
+        above = (values < y).sum(-1, keepdim=True).clamp(min=1)
+        low, high = values[above - 1], values[above]
+        share, index = (y - low) / (high - low), self.index(target)
+        return (1.0 - share) * (index == above - 1) + share * (index == above)
+
+    def mean(self, logits: Tensor) -> Tensor:
+        p, half = logits.float().softmax(-1), self.out_dim // 2
+        excess = p[..., half + 1 :] - p[..., :half].flip(-1)  # pairs, as above
+        return (excess * self.values(logits)[half + 1 :]).sum(-1)
+
+
 class HLGauss(Binned):
     """A target becomes a Gaussian around it, integrated over each of the bins that tile the range, and renormalised
     (arXiv 2403.03950).
