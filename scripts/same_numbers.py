@@ -160,6 +160,7 @@ CASES: dict[str, str] = {  # what each trains on; further settings. `NAME/varian
     "mobile": "builtin",
     "pets": "builtin",
     "tdmpc2": "builtin",
+    "mrq": "builtin",
     "dpt": "bandits algo.contexts=data",
     "task_model": "point-robot",
     "meta_dt": "point-robot",
