@@ -49,6 +49,11 @@ class StateSampler:
     kind: str = "strict"
     past_end: bool = False
 
+    @property
+    def n_step(self) -> int:
+        """The most steps that targets may sum from a window's first state on."""
+        return self.length - 1
+
     def prepare(self, dataset: Dataset) -> StateWindows:
         """Raises UserError where no window fits into the data."""
         columns, device = dataset.columns, dataset.device
