@@ -112,7 +112,7 @@ class MRQ(Algorithm[MRQConfig]):
 
     def encoder_loss(self, params: dict[str, Params], state: TrainState, batch: Batch) -> Loss:
         """sum_t [|z_{t+1} - z'(s_{t+1})|^2 + 0.1 CE(r_t) + 0.1 (d_{t+1} - terminal)^2], z_0 = z(s_0), over the t before
-        a terminal; z_{t+1} and d_{t+1} are the model's of z(z_t, a_t) (equations 11 to 14).
+        a terminal; z_{t+1} and d_{t+1} are the model's of z(z_t, a_t).
         """
         c = self.config
         following = self.apply("encoder", state.target["encoder"], batch["observations"][1 : c.horizon + 1])
@@ -143,7 +143,7 @@ class MRQ(Algorithm[MRQConfig]):
 
     def td_target(self, state: TrainState, batch: Batch, key: Tensor) -> Tensor:
         """[sum_{t<n} gamma^t r_t + gamma^n S' min_j Q'_j(s_n, a')] / S, a' the target policy's with clipped noise; what
-        comes after a terminal is 0 (equation 16): [B].
+        comes after a terminal is 0: [B].
         """
         c, n = self.config, self.config.n_step
         latents = self.apply("encoder", state.target["encoder"], batch["observations"][n])
@@ -154,13 +154,13 @@ class MRQ(Algorithm[MRQConfig]):
         return returns / state.extra["scale"]
 
     def critic_loss(self, critic: Params, state: TrainState, pair: Tensor, target: Tensor) -> Loss:
-        """mean_i Huber(Q_i(z(s, a)) - y) (equation 15)."""
+        """mean_i Huber(Q_i(z(s, a)) - y)."""
         q = self.apply("critic", critic, pair)
         loss = huber(q - target, 1.0).mean()
         return loss, {"critic/loss": loss, "critic/q": q.mean() * state.extra["scale"]}
 
     def actor_loss(self, actor: Params, state: TrainState, latents: Tensor, actions: Tensor) -> Loss:
-        """-mean_i Q_i(s, tanh x) + 1e-5 x^2 (equation 17); ours: + bc_weight E|Q| / 2.5 (tanh x - a)^2."""
+        """-mean_i Q_i(s, tanh x) + 1e-5 x^2; ours: + bc_weight E|Q| / 2.5 (tanh x - a)^2."""
         c = self.config
         action, x = self.apply("actor", actor, latents)
         q, cloning = self.q(state.params, latents, action), (action - actions).square().mean()
