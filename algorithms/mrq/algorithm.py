@@ -27,8 +27,8 @@ from offrl.algorithm import (
 from offrl.algorithms.mrq.networks import (
     HEAD,
     LatentActor,
-    LatentModel,
     LatentValues,
+    LinearModel,
     OutputPolicy,
     PairEncoder,
     StateEncoder,
@@ -74,7 +74,7 @@ class MRQ(Algorithm[MRQConfig]):
         return {
             "encoder": StateEncoder(s.observation_dim, c.hidden, c.latent),
             "pair_encoder": PairEncoder(c.latent, s.action_dim, c.action_latent, c.hidden),
-            "model": LatentModel(c.latent),
+            "model": LinearModel(c.latent),
             "critic": LatentValues(c.latent, c.hidden),
             "actor": OutputPolicy(c.latent, s.action_dim, c.hidden),
         }

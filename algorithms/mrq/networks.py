@@ -44,7 +44,7 @@ class PairEncoder(nn.Module):
         return self.net(torch.cat([latents, F.elu(self.action(actions))], -1))
 
 
-class LatentModel(nn.Module):
+class LinearModel(nn.Module):
     """Linear predictions from z(s, a) [..., L]: whether a terminal follows [...], the next latent [..., L], and outputs
     that HEAD reads as the reward [..., K].
     """
