@@ -146,10 +146,12 @@ class MemorylessActor(Actor):
 
 
 class NoisyActor(MemorylessActor):
-    """A deterministic policy that explores with TD3's noise (arXiv 1802.09477), of standard deviation 0.1."""
+    """A deterministic policy that explores with TD3's noise (arXiv 1802.09477)."""
+
+    noise = 0.1  # its standard deviation
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         actions, carry = super().act(carry, observations, key, explore=False)
         if explore:
-            actions = (actions + 0.1 * rng.normal(key, tuple(actions.shape))).clamp(-1.0, 1.0)
+            actions = (actions + self.noise * rng.normal(key, tuple(actions.shape))).clamp(-1.0, 1.0)
         return actions, carry

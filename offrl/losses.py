@@ -32,6 +32,15 @@ def td_target(rewards: Tensor, masks: Tensor, discount: float | Tensor, next_val
     return rewards + discount * masks * next_value
 
 
+def n_step_target(rewards: Tensor, going_on: Tensor, discount: float | Tensor, value: Tensor) -> Tensor:
+    """sum_{t<n} gamma^t r_t + gamma^n V(s_n), each where its state is no terminal and comes after none: [B].
+
+    rewards [n, B]; going_on [n + 1, B]: 1 for these states, else 0; value [B].
+    """
+    weights = discount ** torch.arange(len(going_on), device=value.device)
+    return (weights.unsqueeze(-1) * going_on * torch.cat([rewards, value.unsqueeze(0)])).sum(0)
+
+
 def gumbel(
     difference: Tensor,
     temperature: float | Tensor,

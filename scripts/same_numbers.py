@@ -161,6 +161,7 @@ CASES: dict[str, str] = {  # what each trains on; further settings. `NAME/varian
     "pets": "builtin",
     "tdmpc2": "builtin",
     "rssm": "builtin algo.length=8",
+    "mrq": "builtin",
     "dpt": "bandits algo.contexts=data",
     "task_model": "point-robot",
     "meta_dt": "point-robot",

@@ -36,7 +36,7 @@ from offrl.algorithms.tdmpc2.actor import LatentPlanner
 from offrl.algorithms.tdmpc2.critics import LatentCritics
 from offrl.algorithms.tdmpc2.networks import FORM, HEAD, LatentModel, LatentPolicy
 from offrl.algorithms.tdmpc2.settings import TDMPC2Config, check_settings, fitted
-from offrl.data.samplers.states import IS_TERMINAL, VALID, StateSampler
+from offrl.data.samplers.states import IS_TERMINAL, VALID, StateSampler, in_time
 from offrl.nn.simnorm import SimNormMLP
 from offrl.registry import register
 
@@ -167,7 +167,7 @@ class TDMPC2(Algorithm[TDMPC2Config]):
         return loss, {f"actor/{name}": value for name, value in metrics.items()}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        batch = {name: column.transpose(0, 1) for name, column in batch.items()}
+        batch = in_time(batch)
         keys = rng.split(key, 3)
         following = self.apply("encoder", state.params["encoder"], batch["observations"][1:])
         targets = self.td_target(state, batch, following, keys[0])

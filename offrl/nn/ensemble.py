@@ -65,7 +65,7 @@ class EnsembleMLP(Layers):
     ) -> None:
         sizes = [in_dim, *hidden]
         super().__init__((EnsembleLinear(size, i, o, init) for i, o in pairwise(sizes)), **form)
-        if self.layer_norm:
+        if self.affine:
             self.scales = nn.ParameterList(torch.ones(size, 1, o) for o in hidden)
             self.shifts = nn.ParameterList(torch.zeros(size, 1, o) for o in hidden)
         self.head = EnsembleLinear(size, sizes[-1], out_dim, init, head=True)

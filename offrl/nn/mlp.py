@@ -28,10 +28,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "tanh": torch.tanh,
     "mish": F.mish,
+    "elu": F.elu,
 }
 
 
-INITS = ("torch", "orthogonal", "fixed_bias", "small_head", "truncated", "zero", "gpt", "xavier", "isometric")
+INITS = (
+    "torch", "orthogonal", "fixed_bias", "small_head", "truncated", "zero", "gpt", "xavier", "xavier_relu", "isometric"
+)  # fmt: skip
 
 
 def initialise(weight: Tensor, bias: Tensor | None, init: str, *, head: bool = False, actor: bool = False) -> None:
@@ -43,7 +46,8 @@ def initialise(weight: Tensor, bias: Tensor | None, init: str, *, head: bool = F
     "torch" with an output layer by Xavier of gain 0.01 (CQL's code). "truncated": normal with standard deviation bound
     / 2, cut off at twice that, biases 0 (PETS' code). "zero": both 0. "gpt": normal with standard deviation 0.02,
     biases 0 (GPT-2's code). "xavier": uniform in +-sqrt(6 / (in + out)), an actor's output layer in a tenth of it,
-    biases 0 (OGBench's code). "isometric": orthogonal with gain 1, biases 0 (DTQL's policy).
+    biases 0 (OGBench's code). "xavier_relu": uniform in sqrt(2) of that in all layers, biases 0 (MR.Q's
+    code). "isometric": orthogonal with gain 1, biases 0 (DTQL's policy).
     """
     if init not in INITS:
         raise ValueError(f"init is {init!r}; it must be one of {', '.join(INITS)}")
@@ -68,6 +72,8 @@ def initialise(weight: Tensor, bias: Tensor | None, init: str, *, head: bool = F
             weight.normal_(0.0, 0.02)
         elif init == "xavier":
             nn.init.xavier_uniform_(weight, 0.1 if head and actor else 1.0)
+        elif init == "xavier_relu":
+            nn.init.xavier_uniform_(weight, 2.0**0.5)
         elif init == "truncated":
             nn.init.trunc_normal_(weight, 0.0, 0.5 * bound, -bound, bound)
         elif init == "isometric":
@@ -106,6 +112,7 @@ class Layers(nn.Module, ABC):
     LayerNorm (with `layer_norm`), dropout (if a key is given).
 
     The order, LayerNorm after the activation, is ReBRAC's (arXiv 2305.09836); `norm_first`: before it, as in XQL's V.
+    `affine=False`: it only normalises, as in MR.Q (arXiv 2501.16142).
     `residual`: a hidden layer as wide as the one before adds its input to its output. `layer_norm_epsilon` is added to
     the variance: 1e-5 is torch's, 1e-6 flax's. `dropout_first`: dropout is in the first layer alone, right after the
     linear map, as in TD-MPC2.
@@ -121,6 +128,7 @@ class Layers(nn.Module, ABC):
         layer_norm: bool = False,
         layer_norm_epsilon: float = 1e-5,
         norm_first: bool = False,
+        affine: bool = True,
         residual: bool = False,
         dropout: float = 0.0,
         dropout_first: bool = False,
@@ -129,6 +137,7 @@ class Layers(nn.Module, ABC):
         self.layers = nn.ModuleList(layers)
         self.activation = ACTIVATIONS[activation]
         self.layer_norm, self.epsilon, self.norm_first = layer_norm, layer_norm_epsilon, norm_first
+        self.affine = layer_norm and affine
         self.residual, self.dropout, self.dropout_first = residual, dropout, dropout_first
 
     @abstractmethod
@@ -144,8 +153,10 @@ class Layers(nn.Module, ABC):
             y = y if self.norm_first else self.activation(y)
             if self.layer_norm:
                 # not nn.LayerNorm itself: under vmap and autocast to bfloat16 that fails (torch 2.13)
+                y = F.layer_norm(y, y.shape[-1:], eps=self.epsilon)
+            if self.affine:
                 scale, shift = self.norm(i)
-                y = F.layer_norm(y, y.shape[-1:], eps=self.epsilon) * scale + shift
+                y = y * scale + shift
             y = self.activation(y) if self.norm_first else y
             if key is not None and self.dropout > 0.0 and not self.dropout_first:
                 y = dropout(y, self.dropout, rng.fold_in(key, i))
@@ -171,7 +182,7 @@ class MLP(Layers):
     ) -> None:
         sizes = [in_dim, *hidden]
         super().__init__((Linear(i, o, init, actor=actor) for i, o in pairwise(sizes)), **form)
-        self.norms = nn.ModuleList(nn.LayerNorm(o, self.epsilon) for o in sizes[1:]) if self.layer_norm else None
+        self.norms = nn.ModuleList(nn.LayerNorm(o, self.epsilon) for o in sizes[1:]) if self.affine else None
         self.head = Linear(sizes[-1], out_dim, init, head=True, actor=actor)
 
     def norm(self, i: int) -> tuple[Tensor, Tensor]:

@@ -166,7 +166,7 @@ def make_algorithm(config: TrainConfig, dataset: Dataset, pretrained: Mapping[st
         text = f"encoder={settings.name}{start}, {trained}"
         algorithm.runtime.notes = (f"observations have {seen_besides(dataset.spec)}: {text}",)
     if (n_step := getattr(config.algo, "n_step", 1)) > 1:
-        check_n_step(config.algo, getattr(algorithm.sampler(), "n_step", 1) == n_step)
+        check_n_step(config.algo, getattr(algorithm.sampler(), "n_step", 1) >= n_step)
     check_stitching(config.algo, algorithm, dataset)
     task = dataset.spec.task
     if algorithm.traits.goal_conditioned and task is not None and "desired_goal" in task.observation_keys:

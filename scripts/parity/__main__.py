@@ -42,6 +42,7 @@ MODULES = (
     "diffusion",
     "plans",
     "latent",
+    "mrq",
     "conditioned_plans",
     "digits",
     "horizons",

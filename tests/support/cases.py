@@ -168,6 +168,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
         "skill_learning_rate": 3e-3,
     },
     "td3_bc": {"polyak": 0.05},
+    "mrq": {"learning_rate": 1e-3, "encoder_learning_rate": 1e-3, "target_every": 50, "bc_weight": 0.1},
     "tdmpc2": {
         "learning_rate": 1e-3,
         "polyak": 0.05,
@@ -247,6 +248,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"action_steps": 0, "n_step": 3},
     ],
     "rssm": [{"bc_weight": 0.1, "burn_in": 1, "model_updates": 2}, {"members": 1, "penalty": 0.0}],
+    "mrq": [{"bc_weight": 0.0, "episodic": False}],
     "tdmpc2": [
         {"bc_weight": 0.0, "target_critics": 2, "plan_start": "previous", "plan_std_max": 2.0, "episodic": False},
         {"planning": False},
@@ -278,6 +280,7 @@ SMALL: dict[str, Any] = {
     "iteration_episodes": 16,
     "horizon": 2,
     "rollout_every": 4,
+    "target_every": 4,
     "rollout_retain": 2,
     "backup_samples": 2,
     # skills

@@ -25,6 +25,7 @@ class StateWindows:
     table: Table  # [S]
     final: Tensor  # [S] bool: the state is the successor of its row
     weighted: Episodes | None = None  # where some windows are drawn more often than others
+    ends: Tensor | None = None  # [W] int64: the last states of their episodes, where windows may reach beyond
 
     @property
     def count(self) -> int:
@@ -44,11 +45,19 @@ class StateSampler:
 
     kind: "strict": a window lies in one episode, all such alike, as in TD-MPC2 (arXiv 2310.16828); "chain": a window
     goes on into the next episode, as in Dreamer (arXiv 2301.04104), and its first state counts as an episode's first.
+    past_end: strict windows may also begin at every row of an episode that ends in a terminal; its last state is
+    repeated to their ends (MR.Q, arXiv 2501.16142).
     Where `Dataset.weights` says so, windows are drawn in proportion to the weight of the row that they begin at.
     """
 
     length: int
     kind: str = "strict"
+    past_end: bool = False
+
+    @property
+    def n_step(self) -> int:
+        """The most steps that targets may sum from a window's first state on."""
+        return self.length - 1
 
     def prepare(self, dataset: Dataset) -> StateWindows:
         """Raises UserError where no window fits into the data."""
@@ -78,18 +87,24 @@ class StateSampler:
             },
         )
         ahead = counts[episode] - step if self.kind == "strict" else len(step) - _numbers(step)
-        begins = torch.nonzero((ahead >= self.length) & (weights[rows] > 0.0)).squeeze(-1)
+        enough = ahead >= self.length
+        if self.past_end:
+            enough |= columns["terminations"][last][episode] & ~final
+        begins = torch.nonzero(enough & (weights[rows] > 0.0)).squeeze(-1)
         if not len(begins):
             raise UserError(
                 f"{dataset.spec.name}: no window of {self.length} states is in the data, of which at most "
                 f"{int(ahead.max())} follow one another; take a shorter one (algo.horizon, algo.length)"
             )
         weighted = None if dataset.weights is None else weighted_stretches(weights[rows[begins]], episode[begins])
-        return StateWindows(begins, table, final, weighted)
+        ends = (counts.cumsum(0) - 1)[episode[begins]] if self.past_end else None
+        return StateWindows(begins, table, final, weighted, ends)
 
     def __call__(self, source: StateWindows, key: Tensor, batch_size: int) -> Batch:
-        begins = source.begins[draw_rows(key, batch_size, len(source.begins), source.weighted)]
-        at = begins.unsqueeze(-1) + torch.arange(self.length, device=begins.device)
+        windows = draw_rows(key, batch_size, len(source.begins), source.weighted).unsqueeze(-1)
+        at = source.begins[windows] + torch.arange(self.length, device=windows.device)
+        if source.ends is not None:
+            at = torch.minimum(at, source.ends[windows])
         batch = {name: x.unflatten(0, at.shape) for name, x in source.table.take(at.flatten()).items()}
         following = batch.pop("next_observations")
         batch["observations"] = torch.where(_beside(source.final[at], following), following, batch["observations"])
@@ -99,6 +114,16 @@ class StateSampler:
         for name in (PREVIOUS_ACTIONS, ARRIVAL_REWARDS):
             batch[name] = torch.where(_beside(batch[IS_FIRST], batch[name]), 0, batch[name])
         return batch
+
+
+def in_time(batch: Batch) -> Batch:
+    """A batch of windows [B, K, ...] with the steps first: [K, B, ...]."""
+    return {name: column.transpose(0, 1) for name, column in batch.items()}
+
+
+def going_on(batch: Batch) -> Tensor:
+    """1 for the states of windows with the steps first that no terminal came before or at, else 0: [K, B]."""
+    return (1.0 - batch[IS_TERMINAL].float()).cumprod(0)
 
 
 def _beside(mask: Tensor, column: Tensor) -> Tensor:

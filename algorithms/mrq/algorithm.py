@@ -1,0 +1,178 @@
+"""MR.Q: "Towards General-Purpose Model-Free Reinforcement Learning" (Fujimoto et al., 2025, arXiv 2501.16142), for
+observations that are vectors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from offrl import losses, rng
+from offrl.algorithm import (
+    Adam,
+    Algorithm,
+    Batch,
+    Dataset,
+    Grid,
+    Loss,
+    Params,
+    Sampler,
+    TrainState,
+    Traits,
+    Tree,
+    Update,
+)
+from offrl.algorithms.mrq.networks import (
+    HEAD,
+    LatentActor,
+    LatentValues,
+    LinearModel,
+    OutputPolicy,
+    PairEncoder,
+    StateEncoder,
+)
+from offrl.algorithms.mrq.settings import MRQConfig
+from offrl.data.samplers.states import IS_TERMINAL, VALID, StateSampler, StateWindows, going_on, in_time
+from offrl.nn.heads import huber
+from offrl.registry import register
+
+CLONING = 2.5  # TD3+BC's alpha
+ENCODERS = ("encoder", "pair_encoder", "model")
+
+
+@register("algo", "mrq")
+class MRQ(Algorithm[MRQConfig]):
+    """Encoders learn to predict rewards, terminals and latents by a linear model; critics and policy see their latents.
+
+    `refresh` is the authors' order: before every `target_every`-th update all targets become copies, and the encoders
+    make `target_every` updates in a row, on batches of their own. It is never compiled; `update` is.
+
+    Their code multiplies each reward of a target by the mask of its own step, so that a terminal's reward is lost and
+    rewards beyond can enter. Here, as in the paper, a reward counts where no terminal came before it.
+
+    Shapes: K states of a window, the first axis of all that is learnt from; B windows; L latent.
+    """
+
+    traits = Traits(
+        targets=("encoder", "pair_encoder", "critic", "actor"),
+        policy_modules=("encoder", "actor"),
+        critic_modules=("encoder", "pair_encoder", "critic"),
+        actions=("continuous",),
+    )
+    actor_class = LatentActor
+
+    @classmethod
+    def fit_config(cls, config: MRQConfig, dataset: Dataset, grid: Grid = None) -> MRQConfig:
+        """`config` that says whether the data have terminals."""
+        ends = bool(dataset.columns["terminations"].any()) if config.episodic is None else config.episodic
+        return replace(config, episodic=ends)
+
+    def modules(self) -> dict[str, nn.Module]:
+        c, s = self.config, self.spec
+        return {
+            "encoder": StateEncoder(s.observation_dim, c.hidden, c.latent),
+            "pair_encoder": PairEncoder(c.latent, s.action_dim, c.action_latent, c.hidden),
+            "model": LinearModel(c.latent),
+            "critic": LatentValues(c.latent, c.hidden),
+            "actor": OutputPolicy(c.latent, s.action_dim, c.hidden),
+        }
+
+    def sampler(self) -> Sampler:
+        return StateSampler(max(self.config.horizon, self.config.n_step) + 1, past_end=True)
+
+    def optimizer(self, name: str) -> Adam:
+        c = self.config
+        rate = c.encoder_learning_rate if name in ENCODERS else c.learning_rate
+        return Adam(rate, weight_decay=c.weight_decay, clip_norm=c.clip_norm if name == "critic" else 0.0)
+
+    def extra(self, params: dict[str, Params]) -> Tree:
+        """The units of the critics' values and of their targets', in rewards."""
+        return {"scale": torch.ones(()), "target_scale": torch.ones(())}
+
+    # ---- encoders
+
+    @property
+    def every(self) -> int:
+        return self.config.target_every
+
+    def refresh(self, state: TrainState, source: StateWindows, key: Tensor, *, step: int) -> Update:
+        """Copies to all targets, the scale E|r| of the data's rewards, and `target_every` updates of the encoders."""
+        for name in self.traits.targets:
+            state = self.polyak(state, name, 1.0)
+        rewards = source.table.column("rewards", (~source.final).nonzero().squeeze(-1))
+        scale = rewards.abs().mean().clamp(min=1e-8).to(state.step.device)
+        state, metrics = state.with_extra(scale=scale, target_scale=state.extra["scale"]), {}
+        for i in range(self.every):
+            batch = self.sampler()(source, rng.fold_in(key, i), self.config.batch_size)
+            batch = {name: x.to(state.step.device) for name, x in batch.items()}
+            state, metrics = self.descend(state, ENCODERS, self.encoder_loss, in_time(batch))
+        return state, metrics
+
+    def encoder_loss(self, params: dict[str, Params], state: TrainState, batch: Batch) -> Loss:
+        """sum_t [|z_{t+1} - z'(s_{t+1})|^2 + 0.1 CE(r_t) + 0.1 (d_{t+1} - terminal)^2], z_0 = z(s_0), over the t before
+        a terminal; z_{t+1} and d_{t+1} are the model's of z(z_t, a_t).
+        """
+        c = self.config
+        following = self.apply("encoder", state.target["encoder"], batch["observations"][1 : c.horizon + 1])
+        z, terms = self.apply("encoder", params["encoder"], batch["observations"][0]), []
+        for t in range(c.horizon):
+            pair = self.apply("pair_encoder", params["pair_encoder"], z, batch["actions"][t])
+            end, z, reward = self.apply("model", params["model"], pair)
+            error = torch.where(batch[VALID][t + 1], (z - following[t]).square().mean(-1), 0.0)
+            end_error = (end - batch[IS_TERMINAL][t + 1].float()).square()
+            terms.append(torch.stack([error, HEAD.loss(reward, batch["rewards"][t]), end_error]))
+        dynamics, reward, ends = (torch.stack(terms, 1) * going_on(batch)[: c.horizon]).mean(-1).sum(-1)
+        loss = dynamics + c.reward_weight * reward
+        metrics = {"model/dynamics": dynamics, "model/reward": reward}
+        if c.episodic:
+            loss, metrics["model/termination"] = loss + c.termination_weight * ends, ends
+        return loss, metrics
+
+    # ---- values and policy
+
+    def q(self, params: dict[str, Params], latents: Tensor, actions: Tensor) -> Tensor:
+        """Both critics' values in units of the scale: [2, B]."""
+        pair = self.apply("pair_encoder", params["pair_encoder"], latents, actions)
+        return self.apply("critic", params["critic"], pair)
+
+    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
+        latents = self.apply("encoder", state.params["encoder"], observations)
+        return state.extra["scale"] * self.q(state.params, latents, actions).amin(0)
+
+    def td_target(self, state: TrainState, batch: Batch, key: Tensor) -> Tensor:
+        """[sum_{t<n} gamma^t r_t + gamma^n S' min_j Q'_j(s_n, a')] / S, a' the target policy's with clipped noise; what
+        comes after a terminal is 0: [B].
+        """
+        c, n = self.config, self.config.n_step
+        latents = self.apply("encoder", state.target["encoder"], batch["observations"][n])
+        action, _ = self.apply("actor", state.target["actor"], latents)
+        noise = (rng.normal(key, tuple(action.shape)) * c.policy_noise).clamp(-c.noise_clip, c.noise_clip)
+        value = state.extra["target_scale"] * self.q(state.target, latents, (action + noise).clamp(-1.0, 1.0)).amin(0)
+        returns = losses.n_step_target(batch["rewards"][:n], going_on(batch)[: n + 1], c.discount, value)
+        return returns / state.extra["scale"]
+
+    def critic_loss(self, critic: Params, state: TrainState, pair: Tensor, target: Tensor) -> Loss:
+        """mean_i Huber(Q_i(z(s, a)) - y)."""
+        q = self.apply("critic", critic, pair)
+        loss = huber(q - target, 1.0).mean()
+        return loss, {"critic/loss": loss, "critic/q": q.mean() * state.extra["scale"]}
+
+    def actor_loss(self, actor: Params, state: TrainState, latents: Tensor, actions: Tensor) -> Loss:
+        """-mean_i Q_i(s, tanh x) + 1e-5 x^2; ours: + bc_weight E|Q| / 2.5 (tanh x - a)^2."""
+        c = self.config
+        action, x = self.apply("actor", actor, latents)
+        q, cloning = self.q(state.params, latents, action), (action - actions).square().mean()
+        loss = c.output_weight * x.square().mean() - q.mean()
+        loss = loss + c.bc_weight / CLONING * q.detach().abs().mean() * cloning
+        return loss, {"actor/loss": loss, "actor/bc": cloning}
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
+        batch = in_time(batch)
+        actions, latents = batch["actions"][0], self.apply("encoder", state.params["encoder"], batch["observations"][0])
+        pair = self.apply("pair_encoder", state.params["pair_encoder"], latents, actions)
+        target = self.td_target(state, batch, key)
+        state, critic = self.descend(state, "critic", self.critic_loss, pair, target)
+        state, actor = self.descend(state, "actor", self.actor_loss, latents, actions)
+        return state, {**critic, **actor}
