@@ -19,8 +19,8 @@ from offrl.export.draws import Draw, recording
 from offrl.export.graph import PolicyGraph, answer, inputs_of, memory_of, parts_of, remembers
 from offrl.tasks.entries import VECTOR
 
-# (observations [B, *O] float32, goals, memory and noise) -> actions, and the memory after them
-Runner = Callable[[np.ndarray, Sequence[np.ndarray]], list[np.ndarray]]
+# (observations [B, *O] float32, goals, memory and noise) -> actions, or [actions, *memory after them]
+Runner = Callable[[np.ndarray, Sequence[np.ndarray]], Any]
 TOLERANCE = 1e-5  # of half the range of an action, that is in the units of [-1, 1]
 BATCHES = (1_000, 1, 2)
 FAR = (10.0, 100.0, 1e4, 1e6)  # standard deviations from the mean
@@ -95,7 +95,8 @@ def check(
             noise = [part for g in goals for part in inputs_of(g)] + ([] if before is None else [before])
             noise += [x.numpy() for x in (*parts_of(memory), *(x for _, x in recorded))]
             try:
-                output, *parts = map(np.asarray, runner(observations, noise))
+                outputs = runner(observations, noise)
+                output, *parts = map(np.asarray, outputs if exact.parts else [outputs])
             except Exception as error:  # whatever the runtime raises
                 text = (str(error).strip().splitlines() or [""])[0]
                 result.failure = f"a batch of {count} fails in {runtime} ({type(error).__name__}: {text})"

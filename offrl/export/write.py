@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 
 from offrl.data.history import history_of
 from offrl.errors import UserError, first_line, nearest, warn
@@ -273,9 +272,9 @@ def _pt2(graph: PolicyGraph, draws: Sequence[Draw]) -> _Built:
         torch.export.save(_program(graph, draws), buffer)
         loaded = torch.export.load(io.BytesIO(buffer.getvalue())).module()
 
-    def runner(x: np.ndarray, noise: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def runner(x: np.ndarray, noise: Sequence[np.ndarray]) -> Any:
         outputs = loaded(*map(torch.from_numpy, (*inputs_of(x), *noise)))
-        return [x.numpy() for x in pytree.tree_leaves(outputs)]
+        return [y.numpy() for y in outputs] if graph.parts else outputs.numpy()
 
     extra = {"load": "torch.export.load(file).module()(observations, *others)"}
     return _Built(buffer.getvalue(), runner, f"torch.export, torch {torch.__version__}", extra)
@@ -283,11 +282,7 @@ def _pt2(graph: PolicyGraph, draws: Sequence[Draw]) -> _Built:
 
 def _c(policy: TrainedPolicy) -> _Built:
     code = c_code.source(policy)
-    run, load = c_code.compiled(policy, code), code[code.rindex(" policy(") + 1 :].partition(" {")[0]
-
-    def runner(x: np.ndarray, noise: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return [run(x, noise)]
-
+    runner, load = c_code.compiled(policy, code), code[code.rindex(" policy(") + 1 :].partition(" {")[0]
     return _Built(code.encode(), runner, Path(c_code.compiler()).name, {"load": f"{load}; link with -lm"})
 
 
@@ -324,8 +319,9 @@ def _onnx(graph: PolicyGraph, draws: Sequence[Draw], opset: int) -> _Built:
         text = f"onnxruntime {onnxruntime.__version__} cannot load what was exported ({first_line(error)})"
         raise UserError(f"{text}; a smaller opset= may do, 18 is the smallest") from error
 
-    def runner(x: np.ndarray, noise: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return session.run(outputs, dict(zip(names, (*inputs_of(x), *noise), strict=True)))
+    def runner(x: np.ndarray, noise: Sequence[np.ndarray]) -> Any:
+        results = session.run(outputs, dict(zip(names, (*inputs_of(x), *noise), strict=True)))
+        return results if graph.parts else results[0]
 
     extra = {
         "load": "onnxruntime.InferenceSession(file).run(None, {name: array, ...})[0]",

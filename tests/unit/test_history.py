@@ -209,8 +209,8 @@ def test_an_exported_policy_acts_as_python_for_50_steps(encoder: str, name: str)
         np.testing.assert_allclose(out if name == "iql" else out[0], action, rtol=0, atol=1e-5)
         before.append(action)
 
-    def runner(x: np.ndarray, noise: Any) -> list[np.ndarray]:
-        return [graph(torch.from_numpy(x)).numpy()]
+    def runner(x: np.ndarray, noise: Any) -> np.ndarray:
+        return graph(torch.from_numpy(x)).numpy()
 
     assert not check.check(acting, False, runner, (), "torch").failure
 

@@ -26,7 +26,7 @@ def test_windows_change_what_is_learnt(name: str) -> None:
         state, metrics = train(algorithm, [0], 2, dataset)
         assert (
             all(bool(torch.isfinite(x).all()) for x in metrics.values())
-            and getattr(algorithm.sampler(), "n_step", 1) == n_step
+            and getattr(algorithm.sampler(), "n_step", 1) >= n_step
         )
         trained.append(state.params["critic" if "critic" in state.params else "value"])
     assert any(not torch.equal(trained[0][k], trained[1][k]) for k in trained[0])
