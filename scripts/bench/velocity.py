@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 import offrl
+from offrl.data import load_dataset
 from offrl.interop.sb3 import Actor, actor_from
 from offrl.runs.tables import interval_text
 
@@ -123,6 +124,17 @@ def record(robot: str, policies: list[Actor], rows: int, path: Path, parallel: i
     np.savez_compressed(path, **{name: np.concatenate([e[name] for e in episodes]) for name in episodes[0]})
 
 
+def describe(path: Path) -> None:
+    """Print what the data's episodes earn and cost."""
+    dataset = load_dataset(str(path))
+    costs, returns = dataset.episode_costs(), dataset.episode_returns()
+    safe = float((costs <= LIMIT).float().mean())
+    print(
+        f"{len(dataset):,} rows, {len(costs):,} episodes: mean return {float(returns.mean()):.0f}, mean cost "
+        f"{float(costs.mean()):.0f}, the cheapest {float(costs.min()):.0f}; {safe:.0%} cost at most {LIMIT}"
+    )
+
+
 def train(algo: str, data: Path, options: argparse.Namespace, **more: Any) -> tuple[Any, float]:
     """The rows of a run's table, and the CPU minutes that it took."""
     start = time.process_time()
@@ -151,6 +163,7 @@ def main() -> None:
     if not data.exists():
         options.out.mkdir(parents=True, exist_ok=True)
         record(options.robot, runners(options.robot, options.ppo_steps), options.rows, data)
+    describe(data)
     print("| | limit | return | cost | safe seeds | CPU minutes |\n|---|---|---|---|---|---|")
 
     def line(name: str, limit: float, result: Any, minutes: float) -> None:
