@@ -10,6 +10,7 @@ from torch import Tensor
 from offrl import rng
 from offrl.algorithm import Actor, Carry
 from offrl.algorithms.tdmpc2.networks import HEAD
+from offrl.errors import UserError
 from offrl.world_models.planning import first_plan, mppi
 
 if TYPE_CHECKING:
@@ -66,6 +67,14 @@ class LatentPlanner(Actor):
             proposals=self.policy_plans(latents, noise),
         )
         return action, LatentPlan(mean)
+
+    def graph(self, explore: bool) -> None:
+        """None: the policy alone is exported. Raises UserError where it plans."""
+        if self.algorithm.config.planning:
+            raise UserError(
+                "a policy of tdmpc2 that plans cannot be exported: algo.planning=false trains the same networks, whose "
+                "policy acts alone"
+            )
 
     def _bounds(self, device: torch.device | str) -> tuple[Tensor, Tensor]:
         ones = torch.ones(self.algorithm.spec.action_dim, device=device)
