@@ -228,15 +228,15 @@ def _kind(name: str, where: str) -> tuple[type[Algorithm], dict[str, Any]]:
     able = ", ".join(
         n for n, k in registry.names("algo").items() if _learns_from_rewards(k) and finetune_settings(n) is not None
     )
-    if not _learns_from_rewards(kind):
-        raise UserError(
-            f"{where or name}: {name} imitates the data and has no critic, so an environment's rewards would teach it "
-            f"nothing; those that can be fine-tuned: {able}"
-        )
     if changes is None:
         raise UserError(
             f"{where or name}: {name} learns from demonstrations, in a model, or from windows of steps, not from "
             f"single steps of an environment; those that can be fine-tuned: {able}"
+        )
+    if not _learns_from_rewards(kind):
+        raise UserError(
+            f"{where or name}: {name} imitates the data and has no critic, so an environment's rewards would teach it "
+            f"nothing; those that can be fine-tuned: {able}"
         )
     return kind, changes
 
