@@ -93,7 +93,7 @@ class RSSM(Algorithm[RSSMConfig]):
     # ---- losses
 
     def actor_loss(self, actor: Params, dream: Dream, windows: LatentWindows, batch: Batch) -> Loss:
-        """-E weight [sg((R - v) / max(1, S)) ln pi(a|s) + 3e-4 H(pi)] (equation 11); ours: - bc_weight E ln pi(a_t|s_t)
+        """-E weight [sg((R - v) / max(1, S)) ln pi(a|s) + 3e-4 H(pi)], DreamerV3's; ours: - bc_weight E ln pi(a_t|s_t)
         of the data.
         """
         c, policy = self.config, self.policy
@@ -111,14 +111,14 @@ class RSSM(Algorithm[RSSMConfig]):
         self, critic: Params, state: TrainState, dream: Dream, windows: LatentWindows, batch: Batch
     ) -> Loss:
         """E weight [CE(v, R) + CE(v, v')] + 0.3 of the same on the data's own returns, which begin again from imagined
-        ones at each state (equation 10 and the authors' code); the gradient of the latter trains the model, too.
+        ones at each state (as the authors' code); the gradient of the latter trains the model, too.
         """
         c = self.config
 
         def loss(features: Tensor, returns: Tensor) -> Tensor:
             logits = self.apply("critic", critic, features)
             slow = HEAD.mean(self.apply("critic", state.target["critic"], features.detach())).detach()
-            return HEAD.loss(logits, returns) + c.slow_weight * HEAD.loss(logits, slow)
+            return HEAD.loss(logits, returns) + HEAD.loss(logits, slow)
 
         dreamt = (dream.weights * loss(dream.features[:-1], dream.returns)).mean()
         alive = c.discount * (~batch[IS_TERMINAL]).float()

@@ -108,12 +108,12 @@ class Latents:
 
     def loss(self, windows: LatentWindows, batch: Batch, key: Tensor) -> Loss:
         """-ln p(o_t) - ln p(r_t) - ln p(c_t) + 1.0 max(1, KL(sg q | p)) + 0.1 max(1, KL(q | sg p)), with the rewards
-        that led to the states (equations 4 and 5).
+        that led to the states.
         """
         c, valid, features = self.config, batch[VALID], windows.state.features
         prior = one_head(windows.prior, key)
         divergence = kl(windows.posterior.detach(), prior)
-        dynamics = c.dynamics_weight * divergence.clamp(min=c.free_bits)
+        dynamics = divergence.clamp(min=c.free_bits)
         representation = c.representation_weight * kl(windows.posterior, prior.detach()).clamp(min=c.free_bits)
         balanced = masked_mean(dynamics + representation, valid)
         # a window's first state came from nowhere
