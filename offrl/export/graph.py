@@ -126,7 +126,9 @@ class PolicyGraph(nn.Module):
         start = self._actor.start(1) if graph_module is None else None
         leaves, self.memory = pytree.tree_flatten(() if start is None else start)
         self.parts = len(leaves)
-        if leaves and (policy.goal_conditioned or not self._actor.resettable or isinstance(policy, ShieldedPolicy)):
+        if start is not None and (
+            policy.goal_conditioned or not self._actor.resettable or isinstance(policy, ShieldedPolicy)
+        ):
             raise UserError(
                 f"a policy of {name} remembers the episode so far in a way that no tensors of one size can hold: it "
                 "cannot be exported (an actor that is resettable, or defines graph(), can)"
