@@ -130,8 +130,7 @@ class PolicyGraph(nn.Module):
             policy.goal_conditioned or not self._actor.resettable or isinstance(policy, ShieldedPolicy)
         ):
             raise UserError(
-                f"a policy of {name} remembers the episode so far in a way that no tensors of one size can hold: it "
-                "cannot be exported (an actor that is resettable, or defines graph(), can)"
+                f"a policy of {name} remembers the episode so far: it cannot be exported (an actor with graph() can)"
             )
         self.shield: Callable[..., Any] | None = None
         if isinstance(policy, ShieldedPolicy):
