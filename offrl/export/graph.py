@@ -135,11 +135,11 @@ class PolicyGraph(nn.Module):
         self.shield: Callable[..., Any] | None = None
         if isinstance(policy, ShieldedPolicy):
             self.shield = ShieldedPolicy(policy, policy.shield.bound(state, dtype)).guard
-        if isinstance(policy, ShieldedPolicy) and chunked(policy):
-            raise UserError(
-                f"shield={policy.shield.name} looks at each step, and an exported file of {name} gives chunks of "
-                "actions for one observation: it cannot be exported"
-            )
+            if chunked(policy):
+                raise UserError(
+                    f"shield={policy.shield.name} looks at each step, and an exported file of {name} gives chunks of "
+                    "actions for one observation: it cannot be exported"
+                )
         self.remembers = remembers(policy)
         self.aimed = graph_module is None and policy.goal_conditioned
         self.own_goals = spec.goal_dim > 0  # not observations, and never normalised
