@@ -215,7 +215,7 @@ def test_local_processes_train_the_same_and_stop_when_asked(serial: Path, data: 
     assert not list(tmp_path.rglob("multirun")) and not list(tmp_path.rglob(".hydra"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_slurms_jobs_train_the_same(serial: Path, data: Path, tmp_path: Path) -> None:
     pytest.importorskip("submitit")
     finish(start(data, tmp_path, "launcher=slurm-local", "jobs=2", f"datasets=[{data}/hopper_a.hdf5]"))
@@ -246,7 +246,7 @@ def deadly(folder: Path, marker: Path, data: Path) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ray_on_two_workers_trains_the_same_and_a_dead_worker_is_a_failed_cell(
     serial: Path, data: Path, tmp_path: Path
 ) -> None:

@@ -169,7 +169,7 @@ def test_windows_and_chunks_go_on_where_they_were(offrl: Offrl, write: Callable[
         )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_twice_it_ends_the_same(trained: Offrl) -> None:
     command = f"finetune runs/a steps=400 eval.every=100 checkpoint.every=20 {FAST}"
 

@@ -17,7 +17,7 @@ TEXT = (ROOT / "docs" / "images.md").read_text()
 SMALL = ["steps=2", "seeds=1", "eval.env=none", "algo.batch_size=8", "compile=eager"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_commands_on_robot_learning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     columns = dict(generate("pendulum", 0, 400).columns)

@@ -26,7 +26,7 @@ def call(processes: int, runs_dir: Path, *more: str) -> subprocess.CompletedProc
     return subprocess.run(command, env=environment, text=True, capture_output=True, timeout=240)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
     for processes in (1, 2):
         result = call(processes, tmp_path / str(processes))

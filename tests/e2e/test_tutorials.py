@@ -18,10 +18,8 @@ OFFRL = 'offrl() { "$PYTHON" -m offrl.cli "$@"; }\n'
 PROGRAMS = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
 
 
-@pytest.mark.parametrize(  # the others train for minutes
-    "page",
-    [pytest.param(p, id=p.stem, marks=pytest.mark.slow if p.stem == "text" else pytest.mark.nightly) for p in PAGES],
-)
+@pytest.mark.nightly  # they train for minutes
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_tutorial_runs(page: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     saved = {

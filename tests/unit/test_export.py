@@ -129,8 +129,11 @@ def run_foreign(given: dict[Path, dict[str, np.ndarray]]) -> list[np.ndarray]:
 
 
 @needs_onnx
-@pytest.mark.slow
-@pytest.mark.parametrize("policies", [["iql"], ["td3_bc", "bc"]], ids="-".join)
+@pytest.mark.parametrize(
+    "policies",
+    [pytest.param(["iql"], marks=pytest.mark.slow), pytest.param(["td3_bc", "bc"], marks=pytest.mark.nightly)],
+    ids="-".join,
+)
 def test_files_agree_with_numpy_in_a_process_without_offrl(policies: list[str], tmp_path: Path) -> None:
     """Gaussian (iql), deterministic (td3_bc), squashed Gaussian (bc) and categorical (iql) policies."""
     draw = np.random.default_rng(1)

@@ -348,7 +348,7 @@ def test_the_fit_that_is_trained_wins() -> None:
     assert np.isnan(lost.value).all() and lost.details["chosen"] == ["", ""]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_methods_share_their_fits(tmp_path: Path) -> None:
     titles: list[str] = []
 

@@ -16,7 +16,7 @@ COMMANDS = [shlex.split(line, comments=True)[1:] for block in BLOCKS for line in
 SMALL = ["steps=2", "seeds=1", "eval.episodes=1", "algo.batch_size=8", "compile=eager", "quiet=true"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """All of them: what scores several limits of one policy on a run of cdt, what else scores on the first one."""
     monkeypatch.chdir(tmp_path)
