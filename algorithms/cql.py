@@ -37,11 +37,7 @@ class CQL(Conservative[CQLConfig], SoftActorCritic[CQLConfig]):
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2 + the penalty, summed over critics i (equation 4)."""
-        target = self.target(state, state.params["actor"], batch, key)
-        logits = conservative.data_logits(self.critic, critic, batch)  # one forward pass for both
-        loss, metrics = self.critic.loss(critic, batch, target, key, logits)
-        penalty, penalty_metrics = self.penalty(critic, state, batch, rng.fold_in(key, 102), logits)
-        return loss + penalty, {**metrics, **penalty_metrics}
+        return self.penalised_loss(critic, state, batch, key)
 
     def penalty(
         self, critic: Params, state: TrainState, batch: Batch, key: Tensor, logits: Tensor | None = None

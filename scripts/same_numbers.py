@@ -135,6 +135,7 @@ CASES: dict[str, str] = {  # what each trains on; further settings. `NAME/varian
     "cql": "builtin",
     "cql/discrete": "discrete.hdf5",
     "cal_ql": "builtin",
+    "wsrl": "builtin",
     "dt": "builtin",
     "dt/discrete": "discrete.hdf5",
     "edt": "builtin",

@@ -229,6 +229,8 @@ class Conservative(Generic[ConfigT]):
     entropy_loss: Any
     actor_loss: Any
     critic_loss: Any
+    target: Any
+    penalty: Any
     learn_costs: Any
     next_policy: Any
     # log standard deviations have a learnt scale and shift, as in the implementation followed
@@ -242,6 +244,22 @@ class Conservative(Generic[ConfigT]):
     def modules(self) -> dict[str, nn.Module]:
         modules = super().modules()  # type: ignore[misc]
         return modules if self.config.action_gap is None else {**modules, "lagrange": LogWeight(math.e)}
+
+    @property
+    def penalised(self) -> bool:
+        """False where conservative_weight is 0 for all replicas: the penalty and its multiplier are then left out."""
+        weight = self.config.conservative_weight
+        return isinstance(weight, Tensor) or weight > 0.0
+
+    def penalised_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
+        """The critics' loss of SAC + `penalty`, summed over critics."""
+        target = self.target(state, state.params["actor"], batch, key)
+        logits = data_logits(self.critic, critic, batch)  # one forward pass for both
+        loss, metrics = self.critic.loss(critic, batch, target, key, logits)
+        if not self.penalised:
+            return loss, metrics
+        penalty, penalty_metrics = self.penalty(critic, state, batch, rng.fold_in(key, 102), logits)
+        return loss + penalty, {**metrics, **penalty_metrics}
 
     def weighted(self, state: TrainState, soft: SoftMaximum) -> Loss:
         """alpha E [logsumexp_q - Q(s, a_data)], clipped and summed over critics; with `action_gap` it is
@@ -280,7 +298,7 @@ class Conservative(Generic[ConfigT]):
         critic, critic_metrics = self.descend(state, "critic", self.critic_loss, batch, critic_key)
         critic, metrics = self.critic.regularised(critic), {**entropy_metrics, **actor_metrics, **critic_metrics}
         steps = [entropy, actor, critic]
-        if self.config.action_gap is not None:
+        if self.config.action_gap is not None and self.penalised:
             lagrange, lagrange_metrics = self.descend(
                 state, "lagrange", self.lagrange_loss, critic_metrics["cql/difference"]
             )

@@ -15,7 +15,7 @@ from offrl.settings.train import CheckpointConfig
 FROM_SCRATCH_WARMUP = 1_000
 ENVIRONMENTS = {"transitions": 1, "residual": 16}  # unless `envs` says otherwise
 # what an algorithm's `finetune` block may say besides settings of its own
-CONVENTIONS = ("mixing", "update_every", "noise")
+CONVENTIONS = ("mixing", "update_every", "noise", "warmup")
 
 
 @dataclass
@@ -43,7 +43,10 @@ class FinetuneConfig:
     )
     utd: float = setting(1.0, "updates for each environment step", low=0.0)
     warmup: int | None = setting(
-        None, "environment steps before the first update; null: 0, or 1,000 from fresh parameters", low=0
+        None,
+        "environment steps before the first update; null: what the algorithm is used with (WSRL: 5,000; the others: 0, "
+        "or 1,000 from fresh parameters)",
+        low=0,
     )
     update_every: Any = setting(
         "auto",
@@ -104,9 +107,10 @@ def choose(config: FinetuneConfig, online: Mapping[str, Any], fresh: bool) -> Fi
     """
     defaults = {"mixing": 0.5, "update_every": 1, "noise": None}
     chosen = {
-        k: online.get(k, defaults[k]) if getattr(config, k) == "auto" else getattr(config, k) for k in CONVENTIONS
+        k: online.get(k, default) if getattr(config, k) == "auto" else getattr(config, k)
+        for k, default in defaults.items()
     }
-    mixing, update_every, noise = (chosen[k] for k in CONVENTIONS)
+    mixing, update_every, noise = (chosen[k] for k in defaults)
     if mixing is not None and not (_number(mixing) and 0.0 <= mixing <= 1.0):
         raise UserError(f"mixing={mixing} must be auto, null, or a number from 0 (no data) to 1 (data only)")
     if update_every != "episode" and not (
@@ -120,7 +124,7 @@ def choose(config: FinetuneConfig, online: Mapping[str, Any], fresh: bool) -> Fi
     chosen["mixing"] = None if mixing is None else float(mixing)
     chosen["update_every"] = update_every if update_every == "episode" else int(update_every)
     chosen["noise"] = None if noise is None else float(noise)
-    warmup = (FROM_SCRATCH_WARMUP if fresh else 0) if config.warmup is None else config.warmup
+    warmup = online.get("warmup", FROM_SCRATCH_WARMUP if fresh else 0) if config.warmup is None else config.warmup
     evaluation = (
         config.eval if config.max_steps is None else dataclasses.replace(config.eval, max_steps=config.max_steps)
     )

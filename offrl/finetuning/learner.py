@@ -41,7 +41,7 @@ class Learner(LocalEngine):
         super().__init__(plan, None, replicas, device, batches, [len(replicas)])
         count = len(replicas)
         for name in fixed.keys() & self.hyper[0].keys():
-            self.hyper[0][name] = torch.full((count,), float(fixed[name]), device=device)
+            del self.hyper[0][name]  # the algorithm's settings have it
         self.anneal = dict(anneal)
         config = plan.algorithm.config
         same = {name: torch.full((count,), float(getattr(config, name)), device=device) for name in anneal}

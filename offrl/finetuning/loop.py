@@ -112,6 +112,7 @@ class TransitionLoop(OnlineLoop):
         return (
             f"{start.label} in {self.play.name} from {came}: {self.many} x {self.envs} environments, {self.steps:,} "
             f"steps each, {mixing}, {config.utd:g} updates a step"
+            + (f" after the first {self.warmup:,} steps" if self.warmup else "")
         )
 
     def _online(self) -> list[str]:

@@ -63,6 +63,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
     "bcq_lag": {"polyak": 0.05, "perturbation": 0.5},
     "bear_lag": {"polyak": 0.05},
     "cal_ql": {"actor_learning_rate": 3e-3, "conservative_weight": 0.1, "polyak": 0.05},
+    "wsrl": {"actor_learning_rate": 3e-3, "conservative_weight": 0.1, "polyak": 0.05, "critics": 3},
     "cql": {"actor_learning_rate": 3e-3, "conservative_weight": 0.1, "polyak": 0.05},
     "coptidice": {"divergence_weight": 0.1},
     "crl": {"bc_weight": 0.3},  # at 0.1 one seed in five has not learnt yet

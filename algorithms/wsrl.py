@@ -1,0 +1,100 @@
+"""WSRL: "Efficient Online Reinforcement Learning Fine-Tuning Need Not Retain Offline Data" (Zhou et al., 2024, arXiv
+2412.07762).
+
+On data Cal-QL; in an environment soft actor-critic without the data: `offrl finetune RUN` plays 5,000 steps by the
+run's policy before the first update, then learns without a penalty.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+
+from offrl import rng
+from offrl.algorithm import Batch, Loss, Params, TrainState, Update, merged
+from offrl.data.samplers.transitions import TransitionSampler
+from offrl.errors import UserError
+from offrl.families.calibrated import Calibrated, CalibratedSettings
+from offrl.families.sac import SoftActorCritic
+from offrl.nn import TanhGaussian
+from offrl.registry import register
+from offrl.settings.field import defaults, setting
+
+STD_RANGE = (1e-5, 10.0)  # of the policy before tanh
+
+
+@dataclass
+@defaults(
+    hidden=[256, 256],
+    init="orthogonal",
+    critics=10,
+    target_critics=2,
+    layer_norm=True,
+    layer_norm_epsilon=1e-6,
+    actor_learning_rate=1e-4,
+    conservative_weight=5.0,
+)
+class WSRLConfig(CalibratedSettings):
+    """Settings of WSRL; the defaults are the authors' for locomotion (AntMaze's and Adroit's: `offrl list`,
+    experiments).
+    """
+
+    name: str = "wsrl"
+    utd_split: int = setting(
+        1,
+        "critics make so many updates, one on each part of a batch, before the policy and the entropy's weight make "
+        "one on all of it; batch_size is the whole batch",
+        low=1,
+        structural=True,
+    )
+
+
+@register("algo", "wsrl")
+class WSRL(Calibrated[WSRLConfig], SoftActorCritic[WSRLConfig]):
+    """Cal-QL with layer normalisation in critics and policy, which forgets the data where it may play.
+
+    With `utd_split` above 1 (online: 4) the critics learn first, each part in turn with targets that move after it, and
+    then policy and entropy at once, as in the authors' code.
+    """
+
+    traits = replace(SoftActorCritic.traits, actions=("continuous",), observations="vector")
+
+    def sampler(self) -> TransitionSampler:
+        return super().sampler() if self.penalised else TransitionSampler(n_step=self.config.n_step)
+
+    def make_actor(self) -> nn.Module:
+        c, s, (low, high) = self.config, self.spec, STD_RANGE
+        return TanhGaussian(
+            s.observation_dim,
+            s.action_dim,
+            c.hidden,
+            activation=c.activation,
+            init=c.init,
+            layer_norm=True,
+            layer_norm_epsilon=c.layer_norm_epsilon,
+            log_std_min=math.log(low),
+            log_std_max=math.log(high),
+        )
+
+    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
+        """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2 + the penalty, summed over critics i (Cal-QL, 4.1)."""
+        return self.penalised_loss(critic, state, batch, key)
+
+    def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
+        parts, rows = self.config.utd_split, len(batch["rewards"])
+        if parts == 1:
+            return super().update(state, batch, key, phase=phase)
+        if rows % parts:
+            raise UserError(f"algo.batch_size={rows} must be a multiple of algo.utd_split={parts}")
+        critic_key, actor_key, entropy_key = rng.split(key, 3)
+        for i in range(parts):
+            # every part has its share of the data's rows, which come first in a batch with some
+            part = {name: column[i::parts] for name, column in batch.items()}
+            state, critic = self.descend(state, "critic", self.critic_loss, part, rng.fold_in(critic_key, i))
+            state = self.polyak(self.critic.regularised(state), "critic")
+        negative_entropy = self.negative_entropy(state.params["actor"], batch["next_observations"], entropy_key)
+        after_entropy, entropy = self.descend(state, "entropy", self.entropy_loss, negative_entropy)
+        after_actor, actor = self.descend(state, "actor", self.actor_loss, batch, actor_key)
+        return merged(state, after_entropy, after_actor), {**critic, **entropy, **actor}
