@@ -74,6 +74,9 @@ def test_discrepancy_by_hand(kernel: str, near: float, far: float) -> None:
     expected = np.sqrt(2 - 2 * np.exp(-2.0) + 1e-6)
     assert float(losses.mmd(origin, origin + 1, 0.5, kernel)) == pytest.approx(expected, rel=1e-6)
     assert float(losses.mmd(x, x.flip(0), 0.5, kernel)) == pytest.approx(1e-3, rel=1e-3)  # of the same samples
+    samples = torch.from_numpy(np.random.default_rng(0).normal(0.0, 0.02, (2, 10, 64, 1)))  # a kernel of 1 - 1e-5, say
+    exact = losses.mmd(samples[0], samples[1], 50.0, kernel)
+    np.testing.assert_allclose(losses.mmd(*samples.float(), 50.0, kernel), exact, rtol=1e-4)
 
 
 def test_targets_take_the_best_action_and_the_dearest() -> None:
