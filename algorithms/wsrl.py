@@ -37,9 +37,7 @@ STD_RANGE = (1e-5, 10.0)  # of the policy before tanh
     conservative_weight=5.0,
 )
 class WSRLConfig(CalibratedSettings):
-    """Settings of WSRL; the defaults are the authors' for locomotion (AntMaze's and Adroit's: `offrl list`,
-    experiments).
-    """
+    """Settings of WSRL; the defaults are the authors' for locomotion (AntMaze's: `offrl list`, experiments)."""
 
     name: str = "wsrl"
     utd_split: int = setting(

@@ -125,6 +125,8 @@ def choose(config: FinetuneConfig, online: Mapping[str, Any], fresh: bool) -> Fi
     chosen["update_every"] = update_every if update_every == "episode" else int(update_every)
     chosen["noise"] = None if noise is None else float(noise)
     warmup = online.get("warmup", FROM_SCRATCH_WARMUP if fresh else 0) if config.warmup is None else config.warmup
+    if warmup >= config.steps:
+        raise UserError(f"warmup={warmup} leaves no update in steps={config.steps}: more steps=, or a smaller warmup=")
     evaluation = (
         config.eval if config.max_steps is None else dataclasses.replace(config.eval, max_steps=config.max_steps)
     )

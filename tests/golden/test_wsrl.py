@@ -117,3 +117,5 @@ def test_what_changes_in_an_environment() -> None:
     assert (online["conservative_weight"], online["utd_split"], online["batch_size"]) == (0.0, 4, 1024)
     assert choose(FinetuneConfig(warmup=7), online, fresh=True).warmup == 7
     assert choose(FinetuneConfig(), finetune_settings("cal_ql") or {}, fresh=False).warmup == 0
+    with pytest.raises(UserError, match="warmup=5000 leaves no update in steps=5000"):
+        choose(FinetuneConfig(steps=5000), online, fresh=False)
