@@ -45,7 +45,6 @@ class WSRLConfig(CalibratedSettings):
         "critics make so many updates, one on each part of a batch, before the policy and the entropy's weight make "
         "one on all of it; batch_size is the whole batch",
         low=1,
-        structural=True,
     )
 
 
