@@ -182,8 +182,6 @@ def test_is_traced_ahead_of_time(case: Case, own: tuple[str, ...], monkeypatch: 
     monkeypatch.setattr(ahead, "Library", library)
     monkeypatch.setattr(ahead, "available", lambda: True)
     algorithm = case.make()
-    if own and not algorithm.traits.compiles:
-        pytest.skip("Inductor of torch 2.13 fails on rssm's program, after minutes: KeyError 'buf1220'")
     updates = 2 * algorithm.traits.period + algorithm.traits.period - 1
     eager, eager_sums = train(algorithm, [0, 1], updates)
     traced, traced_sums = train(algorithm, [0, 1], updates, mode="compiled")

@@ -177,6 +177,8 @@ def _traced(work: Work, leaves: list[Tensor], structure: Any) -> Traced:
     constants: list[Tensor] = []
     for node in list(graph.graph.nodes):
         node.meta.clear()  # of this trace's own imagined tensors
+        if node.target is torch.ops.aten.view.default:
+            node.target = torch.ops.aten.reshape.default  # what is contiguous here need not be once it is decomposed
         if (
             node.op != "get_attr"
             or not isinstance(value := getattr(graph, str(node.target)), Tensor)
