@@ -20,7 +20,7 @@ from offrl.system import files as checkpoint
 
 from .conftest import Offrl
 
-STEPS, KILLS = 2_500, 3
+STEPS, KILLS = 2_500, 4
 # two processes train and a third one evaluates; how many replicas share a program is given, as it shows in last bits
 COMMAND = shlex.split(
     "group=1 workers=2 eval.workers=1 algo=bc dataset=builtin compare=[] seeds=2 compile=eager device=cpu "
