@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from offrl.algorithm import Batch, Loss, Params, TrainState
+from offrl.families import conservative
 from offrl.families.calibrated import Calibrated, CalibratedSettings
 from offrl.families.sac import SoftActorCritic
 from offrl.registry import register
@@ -35,4 +36,4 @@ class CalQL(Calibrated[CalQLConfig], SoftActorCritic[CalQLConfig]):
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2 + the penalty, summed over critics i (equation 4.1)."""
-        return self.penalised_loss(critic, state, batch, key)
+        return conservative.penalised_loss(self, critic, state, batch, key)

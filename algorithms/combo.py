@@ -34,9 +34,6 @@ class COMBOConfig(ModelBasedSettings, SoftMaximumSettings):
     """Settings of COMBO; the defaults are OfflineRL-Kit's for D4RL's HalfCheetah."""
 
     name: str = "combo"
-    actions: int = setting(
-        10, "actions tried for each state: so many uniform ones, the policy's at s, and the policy's at s'", low=1
-    )
     penalised_states: str = setting(
         "mix",
         "the states whose values are pushed down (rho): those of the whole batch, or imagined ones",
@@ -73,11 +70,7 @@ class COMBO(LearnsInModel[COMBOConfig], SoftActorCritic[COMBOConfig]):
         """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2 over the data's rows and imagined ones, and the penalty
         (equation 2).
         """
-        target = self.target(state, state.params["actor"], batch, key)
-        logits = conservative.data_logits(self.critic, critic, batch)  # one forward pass for both
-        loss, metrics = self.critic.loss(critic, batch, target, key, logits)
-        penalty, penalty_metrics = self.penalty(critic, state, batch, rng.fold_in(key, 102), logits)
-        return loss + penalty, {**metrics, **penalty_metrics}
+        return conservative.penalised_loss(self, critic, state, batch, key)
 
     def penalty(
         self, critic: Params, state: TrainState, batch: Batch, key: Tensor, logits: Tensor | None = None

@@ -14,7 +14,6 @@ from offrl.families.conservative import Conservative, ConservativeSettings, Soft
 from offrl.families.critics import ConstraintSettings
 from offrl.families.sac import SoftActorCritic
 from offrl.registry import register
-from offrl.settings.field import setting
 
 
 @dataclass
@@ -22,9 +21,6 @@ class CQLConfig(ConservativeSettings, ConstraintSettings):
     """Settings of CQL(H); the defaults are CORL's for D4RL's locomotion tasks."""
 
     name: str = "cql"
-    actions: int = setting(
-        10, "actions tried for each state: so many uniform ones, the policy's at s, and the policy's at s'", low=1
-    )
 
 
 @register("algo", "cql")
@@ -37,7 +33,7 @@ class CQL(Conservative[CQLConfig], SoftActorCritic[CQLConfig]):
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2 + the penalty, summed over critics i (equation 4)."""
-        return self.penalised_loss(critic, state, batch, key)
+        return conservative.penalised_loss(self, critic, state, batch, key)
 
     def penalty(
         self, critic: Params, state: TrainState, batch: Batch, key: Tensor, logits: Tensor | None = None

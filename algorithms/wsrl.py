@@ -16,6 +16,7 @@ from offrl import rng
 from offrl.algorithm import Batch, Loss, Params, TrainState, Update, merged
 from offrl.data.samplers.transitions import TransitionSampler
 from offrl.errors import UserError
+from offrl.families import conservative
 from offrl.families.calibrated import Calibrated, CalibratedSettings
 from offrl.families.sac import SoftActorCritic
 from offrl.nn import TanhGaussian
@@ -59,7 +60,9 @@ class WSRL(Calibrated[WSRLConfig], SoftActorCritic[WSRLConfig]):
     traits = replace(SoftActorCritic.traits, actions=("continuous",), observations="vector")
 
     def sampler(self) -> TransitionSampler:
-        return super().sampler() if self.penalised else TransitionSampler(n_step=self.config.n_step)
+        return (
+            super().sampler() if conservative.penalised(self.config) else TransitionSampler(n_step=self.config.n_step)
+        )
 
     def make_actor(self) -> nn.Module:
         c, s, (low, high) = self.config, self.spec, STD_RANGE
@@ -77,7 +80,7 @@ class WSRL(Calibrated[WSRLConfig], SoftActorCritic[WSRLConfig]):
 
     def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E (r + gamma min_j Q'_j(s', a') - Q_i(s, a))^2 + the penalty, summed over critics i (Cal-QL, 4.1)."""
-        return self.penalised_loss(critic, state, batch, key)
+        return conservative.penalised_loss(self, critic, state, batch, key)
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         parts, rows = self.config.utd_split, len(batch["rewards"])

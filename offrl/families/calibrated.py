@@ -27,9 +27,6 @@ from offrl.settings.field import setting
 class CalibratedSettings(ConservativeSettings):
     """Settings of penalties that the data's returns bound."""
 
-    actions: int = setting(
-        10, "actions tried for each state: so many uniform ones, the policy's at s, and the policy's at s'", low=1
-    )
     discount: float = setting(0.99, "discount factor; also of the data's returns", low=0.0, high=1.0, shared=True)
 
 

@@ -34,6 +34,9 @@ SamplePolicy = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 class SoftMaximumSettings(SoftSettings):
     """Settings of every penalty on the logsumexp of Q over actions."""
 
+    actions: int = setting(
+        10, "actions tried for each state: so many uniform ones, the policy's at s, and the policy's at s'", low=1
+    )
     conservative_weight: float = setting(
         10.0, "weight of the penalty: how far the critics are pushed down outside the data", low=0.0
     )
@@ -119,6 +122,23 @@ def data_logits(critic: Critic, params: Params, batch: Batch) -> Tensor | None:
     one of them has.
     """
     return None if critic.config.critic_dropout else critic.logits(params, batch["observations"], batch["actions"])
+
+
+def penalised(config: SoftMaximumSettings) -> bool:
+    """False where `conservative_weight` is 0 for all replicas: the penalty and its multiplier are then left out."""
+    weight = config.conservative_weight
+    return isinstance(weight, Tensor) or weight > 0.0
+
+
+def penalised_loss(algorithm: Any, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
+    """The loss of SAC's critics + the algorithm's `penalty`, summed over critics."""
+    target = algorithm.target(state, state.params["actor"], batch, key)
+    logits = data_logits(algorithm.critic, critic, batch)  # one forward pass for both
+    loss, metrics = algorithm.critic.loss(critic, batch, target, key, logits)
+    if not penalised(algorithm.config):
+        return loss, metrics
+    penalty, penalty_metrics = algorithm.penalty(critic, state, batch, rng.fold_in(key, 102), logits)
+    return loss + penalty, {**metrics, **penalty_metrics}
 
 
 class SoftMaximum(NamedTuple):
@@ -229,8 +249,6 @@ class Conservative(Generic[ConfigT]):
     entropy_loss: Any
     actor_loss: Any
     critic_loss: Any
-    target: Any
-    penalty: Any
     learn_costs: Any
     next_policy: Any
     # log standard deviations have a learnt scale and shift, as in the implementation followed
@@ -244,22 +262,6 @@ class Conservative(Generic[ConfigT]):
     def modules(self) -> dict[str, nn.Module]:
         modules = super().modules()  # type: ignore[misc]
         return modules if self.config.action_gap is None else {**modules, "lagrange": LogWeight(math.e)}
-
-    @property
-    def penalised(self) -> bool:
-        """False where conservative_weight is 0 for all replicas: the penalty and its multiplier are then left out."""
-        weight = self.config.conservative_weight
-        return isinstance(weight, Tensor) or weight > 0.0
-
-    def penalised_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
-        """The critics' loss of SAC + `penalty`, summed over critics."""
-        target = self.target(state, state.params["actor"], batch, key)
-        logits = data_logits(self.critic, critic, batch)  # one forward pass for both
-        loss, metrics = self.critic.loss(critic, batch, target, key, logits)
-        if not self.penalised:
-            return loss, metrics
-        penalty, penalty_metrics = self.penalty(critic, state, batch, rng.fold_in(key, 102), logits)
-        return loss + penalty, {**metrics, **penalty_metrics}
 
     def weighted(self, state: TrainState, soft: SoftMaximum) -> Loss:
         """alpha E [logsumexp_q - Q(s, a_data)], clipped and summed over critics; with `action_gap` it is
@@ -298,7 +300,7 @@ class Conservative(Generic[ConfigT]):
         critic, critic_metrics = self.descend(state, "critic", self.critic_loss, batch, critic_key)
         critic, metrics = self.critic.regularised(critic), {**entropy_metrics, **actor_metrics, **critic_metrics}
         steps = [entropy, actor, critic]
-        if self.config.action_gap is not None and self.penalised:
+        if self.config.action_gap is not None and penalised(self.config):
             lagrange, lagrange_metrics = self.descend(
                 state, "lagrange", self.lagrange_loss, critic_metrics["cql/difference"]
             )

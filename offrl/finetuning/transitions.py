@@ -42,6 +42,7 @@ def columns_for(spec: DataSpec, sampler: Any, name: str) -> dict[str, Column]:
     a column for each, such as observations/front. Raises UserError for what playing cannot give.
     """
     extra = getattr(sampler, "extra", ())
+    # windows that end with their episode, with one-step targets: what playing makes
     strict = sampler == StateSampler(getattr(sampler, "length", 1))
     if not (strict or isinstance(sampler, TransitionSampler | ChunkSampler)):
         raise UserError(f"{name} learns from batches of its own kind ({type(sampler).__name__}), which are not made of "
