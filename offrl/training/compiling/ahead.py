@@ -190,10 +190,8 @@ def _traced(work: Work, leaves: list[Tensor], structure: Any) -> Traced:
             constants.append(value)
             with graph.graph.inserting_after(last):
                 last = graph.graph.placeholder(f"constant_{len(constants)}")
-            placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
             known = len(constants) - 1
-        else:
-            placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+        placeholders = graph.graph.find_nodes(op="placeholder")
         node.replace_all_uses_with(placeholders[len(leaves) + known])
         graph.graph.erase_node(node)
     graph.graph.lint()
