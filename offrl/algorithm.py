@@ -87,8 +87,11 @@ class Traits:
     """
 
     targets: tuple[str, ...] = ()  # modules with a Polyak copy
-    # vector: it reads the numbers of observations; encoded: it learns from any vector that an encoder makes of them
+    # vector: it reads the numbers of observations; encoded: it learns from any vector that an encoder makes of them;
+    # streams: its own networks read images and vectors, by their names
     observations: str = "vector"
+    image_encoder: str = "drq"  # `encoder.name` where the settings say auto
+    shifts_images: bool = True  # False: an algorithm of streams learns from images as they are
     own_encoders: bool = True  # False: observations are not its networks' first inputs
     # modules that acting needs, which a policy file holds; (): it trains no policy
     policy_modules: tuple[str, ...] = ("actor",)
@@ -162,7 +165,7 @@ class Algorithm(ABC, Generic[ConfigT]):
         file.
         """
         self.config = config
-        self.data_spec, self.spec = spec, encoded_spec(spec)
+        self.set_spec(spec)
         self.traits = self._traits(config)
         self.pretrained: Mapping[str, Any] = pretrained or {}
         self.runtime = Runtime()
@@ -170,17 +173,26 @@ class Algorithm(ABC, Generic[ConfigT]):
             # only their structure is used: `apply` is handed the parameters
             self.networks = self._networks()
         # what makes the vector that other modules see of the data's observations, and the module whose loss trains it
-        self.encoder: Streams | None = cast(Any, self.networks[ENCODER]) if spec.encoder is not None else None
+        self.encoder: Streams | None = cast(Any, self.networks[ENCODER]) if self._encoded else None
         self.encoder_module = trained_by(spec, self.networks) if self.encoder else ""
+
+    def set_spec(self, spec: DataSpec) -> None:
+        """Take another specification of the same data, with what an environment says of them."""
+        self.data_spec = spec
+        self.spec = spec if type(self).traits.observations == "streams" else encoded_spec(spec)
+
+    @property
+    def _encoded(self) -> bool:
+        return self.data_spec.encoder is not None and type(self).traits.observations != "streams"
 
     def _networks(self) -> dict[str, nn.Module]:
         """The modules, and last the encoder, so that the others' initial parameters do not depend on it."""
         modules = with_own_networks(self.config, self.modules())
-        return modules if self.data_spec.encoder is None else with_encoders(copy.copy(self), modules)
+        return with_encoders(copy.copy(self), modules) if self._encoded else modules
 
     def _traits(self, config: ConfigT) -> Traits:
         traits = self.traits_for(config)
-        if self.data_spec.encoder is None:
+        if not self._encoded:
             return traits
         policy, critic = (
             (*names, ENCODER) if names else () for names in (traits.policy_modules, traits.critic_modules)
@@ -355,7 +367,7 @@ class Algorithm(ABC, Generic[ConfigT]):
 
     def _optimizer(self, name: str) -> Adam:
         settings = self.data_spec.encoder
-        if name != ENCODER or settings is None:
+        if name != ENCODER or settings is None or self.encoder is None:
             return self.optimizer(name)
         adam = self.optimizer(self.encoder_module)
         return (

@@ -36,7 +36,7 @@ class RecurrentActor(Actor):
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         c, latents = self.algorithm.config, Latents(self.apply, self.algorithm.config)
         draw, choice = rng.split(key)
-        noise = rng.gumbel(draw, (len(observations), c.groups, c.classes)) if explore else None
+        noise = rng.gumbel(draw, (len(carry.action), c.groups, c.classes)) if explore else None
         state, _ = latents.observe(carry.state, carry.action, latents.embed(observations), noise)
         action = self.choose(self.apply("actor", state.features), choice, explore)
         return action, LatentMemory(state, action)

@@ -1,5 +1,5 @@
 """RSSM: a recurrent state-space model, and an actor-critic that learns in its imagination. DreamerV3 ("Mastering
-Diverse Domains through World Models", Hafner et al., 2023, arXiv 2301.04104), for observations that are vectors.
+Diverse Domains through World Models", Hafner et al., 2023, arXiv 2301.04104).
 
 Ours, for data without an environment: heads whose disagreement is a penalty (`members`, `penalty`, after Offline
 DreamerV2, arXiv 2206.04779), a model that stays as it is after some updates, and cloning of the data's actions.
@@ -40,6 +40,8 @@ from offrl.data.samplers.states import (
     IS_TERMINAL,
     PREVIOUS_ACTIONS,
     StateSampler,
+    in_time,
+    steps_of,
 )
 from offrl.families.sequence import masked_mean
 from offrl.optim import LaProp
@@ -57,6 +59,9 @@ class RSSM(Algorithm[RSSMConfig]):
     traits = Traits(
         targets=("critic",),
         policy_modules=("encoder", "dynamics", "posterior", "actor"),
+        observations="streams",
+        image_encoder="dreamer",
+        shifts_images=False,
         actions=("continuous",),
         n_step=False,
         compiles=False,
@@ -134,7 +139,7 @@ class RSSM(Algorithm[RSSMConfig]):
         c, keys = self.config, rng.split(key, 3)
         latents = self.latents(params)
         windows = latents.observe_windows(batch["observations"], batch[PREVIOUS_ACTIONS], batch[IS_FIRST], keys[0])
-        windows, batch = windows.since(c.burn_in), {name: column[c.burn_in :] for name, column in batch.items()}
+        windows, batch = windows.since(c.burn_in), steps_of(batch, slice(c.burn_in, None))
         model, metrics = latents.loss(windows, batch, keys[1])
         dream = imagined(self, state, windows, keys[2])
         actor, actor_metrics = self.actor_loss(params["actor"], dream, windows, batch)
@@ -144,7 +149,7 @@ class RSSM(Algorithm[RSSMConfig]):
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         c, before = self.config, state
-        batch = {name: column.transpose(0, 1) for name, column in batch.items()}
+        batch = in_time(batch)
         names = (*self.model, "actor", "critic")
         state, metrics, scale = self.descend(state, names, self.loss, batch, key, aux=True)
         if c.model_updates:

@@ -5,7 +5,7 @@ Shapes: D recurrent state; S groups of C classes; M prior heads; T states of a w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -59,9 +59,9 @@ class Latents:
         c = self.config
         return LatentState(*(torch.zeros(count, n, device=device) for n in (c.recurrent_width, c.groups * c.classes)))
 
-    def embed(self, observations: Tensor) -> Tensor:
-        """[..., O] -> [..., E]."""
-        return self.apply("encoder", symlog(observations))
+    def embed(self, observations: Tensor | Mapping[str, Tensor]) -> Tensor:
+        """[..., O], or several streams -> [..., E]."""
+        return self.apply("encoder", symlog(observations) if isinstance(observations, Tensor) else observations)
 
     def log_probs(self, logits: Tensor) -> Tensor:
         """Log probabilities [..., S, C] of logits [..., S C]."""
@@ -79,12 +79,14 @@ class Latents:
         posterior = self.log_probs(self.apply("posterior", torch.cat([recurrent, embedding], -1)))
         return LatentState(recurrent, drawn_classes(posterior, noise)), posterior
 
-    def observe_windows(self, observations: Tensor, previous: Tensor, first: Tensor, key: Tensor) -> LatentWindows:
-        """The states of observations [T, B, O] after previous actions [T, B, A]; memory and action are emptied where an
-        episode begins, first bool [T, B].
+    def observe_windows(
+        self, observations: Tensor | Mapping[str, Tensor], previous: Tensor, first: Tensor, key: Tensor
+    ) -> LatentWindows:
+        """The states of observations [T, B, O], or several streams, after previous actions [T, B, A]; memory and action
+        are emptied where an episode begins, first bool [T, B].
         """
         c, (steps, windows) = self.config, first.shape
-        embeddings, fresh = self.embed(observations), self.begin(windows, observations.device)
+        embeddings, fresh = self.embed(observations), self.begin(windows, first.device)
         noise = rng.gumbel(key, (steps, windows, c.groups, c.classes))
         begins = first.unsqueeze(-1)
         moments = (begins, torch.where(begins, 0.0, previous), embeddings, noise)
@@ -122,8 +124,8 @@ class Latents:
         continues = self.apply("continuation", features).squeeze(-1).float()
         target = c.discount * (~batch[IS_TERMINAL]).float()
         continuation = F.binary_cross_entropy_with_logits(continues, target)
-        error = self.apply("decoder", features) - symlog(batch["observations"])
-        reconstruction = masked_mean(error.square().sum(-1), valid)
+        error = squared_error(self.apply("decoder", features), batch["observations"])
+        reconstruction = masked_mean(error, valid)
         metrics = {
             "model/kl": masked_mean(divergence, valid),
             "model/reward": reward,
@@ -131,6 +133,20 @@ class Latents:
             "model/reconstruction": reconstruction,
         }
         return balanced + reward + continuation + reconstruction, metrics
+
+
+def squared_error(decoded: Any, observations: Tensor | Mapping[str, Tensor]) -> Tensor:
+    """The squared error [...] of what the decoder makes of features, summed over numbers, in symlog units, and over
+    pixels, in units of their range.
+    """
+    if isinstance(observations, Tensor):
+        return (decoded - symlog(observations)).square().sum(-1)
+    images, numbers = decoded
+    errors = [(x - observations[name] / 255.0).square().flatten(-3).sum(-1) for name, x in images.items()]
+    if numbers is not None:
+        vectors = torch.cat([x for name, x in observations.items() if name not in images], -1)
+        errors.append((numbers - symlog(vectors)).square().sum(-1))
+    return torch.stack(errors).sum(0)
 
 
 def drawn_classes(log_probs: Tensor, noise: Tensor | None) -> Tensor:

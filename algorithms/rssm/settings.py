@@ -33,6 +33,9 @@ class RSSMConfig:
     groups: int = setting(32, "categorical variables of a latent state", low=1)
     classes: int = setting(4, "values of each of them", low=2)
     width: int = setting(64, "width of all other layers", low=1)
+    depth: int = setting(
+        16, "images: unit of the channels of the encoder dreamer and of the decoder (DreamerV3's size12m)", low=1
+    )
     representation_weight: float = setting(0.1, "weight of the KL divergence that trains the posterior", low=0.0)
     free_bits: float = setting(1.0, "a state's KL divergence below this, in nats, trains nothing", low=0.0)
     horizon: int = setting(5, "imagined steps from each state of a batch (DreamerV3: 15)", low=1)

@@ -1,5 +1,4 @@
-"""TD-MPC2: "TD-MPC2: Scalable, Robust World Models for Continuous Control" (Hansen et al., 2024, arXiv 2310.16828), for
-observations that are vectors.
+"""TD-MPC2: "TD-MPC2: Scalable, Robust World Models for Continuous Control" (Hansen et al., 2024, arXiv 2310.16828).
 
 Encoder, latent dynamics, rewards and critics learn together from windows of states; a policy maximises the critics, and
 acting plans around it. Ours is the pessimism for data without an environment, for which nothing is published: the
@@ -10,7 +9,7 @@ near the policy's (`plan_start`, `plan_proposals`, `plan_std_max`, `plan_tempera
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,13 +33,14 @@ from offrl.algorithm import (
 )
 from offrl.algorithms.tdmpc2.actor import LatentPlanner
 from offrl.algorithms.tdmpc2.critics import LatentCritics
-from offrl.algorithms.tdmpc2.networks import FORM, HEAD, LatentModel, LatentPolicy
+from offrl.algorithms.tdmpc2.networks import FORM, HEAD, LatentModel, LatentPolicy, StreamLatents
 from offrl.algorithms.tdmpc2.settings import TDMPC2Config, check_settings, fitted
-from offrl.data.samplers.states import IS_TERMINAL, VALID, StateSampler, in_time
+from offrl.data.samplers.states import IS_TERMINAL, VALID, StateSampler, in_time, steps_of
 from offrl.nn.simnorm import SimNormMLP
 from offrl.registry import register
 
 CLONING = 2.5  # TD3+BC's alpha
+SHIFTS = 3  # folded into an update's key for the random shifts of images
 
 
 @register("algo", "tdmpc2")
@@ -53,6 +53,8 @@ class TDMPC2(Algorithm[TDMPC2Config]):
         targets=("critic",),
         policy_modules=("encoder", "model", "critic", "actor"),
         critic_modules=("encoder", "critic"),
+        observations="streams",
+        image_encoder="tdmpc2",
         actions=("continuous",),
         n_step=False,
         acts_on_device=True,
@@ -70,8 +72,9 @@ class TDMPC2(Algorithm[TDMPC2Config]):
         self.critics = LatentCritics(c, s)
         steps = c.plan_population * c.plan_iterations * c.plan_horizon
         self.runtime.notes = (f"planning asks the model {steps:,} times before each action (algo.plan_*)",) * c.planning
+        encoder = StreamLatents(s, c.encoder_hidden, c.latent) if s.streams else None
         return {
-            "encoder": SimNormMLP(s.observation_dim, c.encoder_hidden, c.latent),
+            "encoder": encoder or SimNormMLP(s.observation_dim, c.encoder_hidden, c.latent),
             "model": LatentModel(c.latent, s.action_dim, c.hidden, bool(c.episodic)),
             "critic": self.critics.network,
             "actor": LatentPolicy(c.latent, s.action_dim, c.hidden, **FORM),
@@ -123,7 +126,8 @@ class TDMPC2(Algorithm[TDMPC2Config]):
         + BCE(terminal), z_0 = h(s_0), z_{t+1} = d(z_t, a_t) (equation 4), and z_0..z_H [K, B, L].
         """
         c, actions = self.config, batch["actions"][:-1]
-        latents, steps = [self.apply("encoder", params["encoder"], batch["observations"][0])], []
+        first = steps_of(batch["observations"], 0)
+        latents, steps = [self.apply("encoder", params["encoder"], first)], []
         for action in actions:
             steps.append(self.apply("model", params["model"], latents[-1], action))
             latents.append(steps[-1].latent)
@@ -169,7 +173,11 @@ class TDMPC2(Algorithm[TDMPC2Config]):
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         batch = in_time(batch)
         keys = rng.split(key, 3)
-        following = self.apply("encoder", state.params["encoder"], batch["observations"][1:])
+        encoder, observed = self.networks["encoder"], cast(Any, batch["observations"])
+        if isinstance(encoder, StreamLatents):
+            batch = {**batch, "observations": encoder.shifted(observed, rng.fold_in(key, SHIFTS))}  # type: ignore[dict-item]
+        later = steps_of(batch["observations"], slice(1, None))
+        following = self.apply("encoder", state.params["encoder"], later)
         targets = self.td_target(state, batch, following, keys[0])
         modules, x = ("encoder", "model", "critic"), (batch, following, targets, keys[1])
         state, model, latents = self.descend(state, modules, self.model_loss, *x, clip=self.config.clip_norm, aux=True)

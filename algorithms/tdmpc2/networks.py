@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from offrl.algorithm import DataSpec
 from offrl.nn import MLP, TanhGaussian
+from offrl.nn.encoders.streams import StreamFeatures
 from offrl.nn.heads import SymlogTwoHot
 from offrl.nn.policies import Dist
 from offrl.nn.simnorm import SimNormMLP
@@ -24,6 +26,20 @@ class LatentStep(NamedTuple):
     latent: Tensor  # [..., L]: the next one
     reward: Tensor  # [..., K]: outputs that HEAD reads
     termination: Tensor | None  # [...]: logit of a terminal at the next latent; None where ends are not learnt
+
+
+class StreamLatents(StreamFeatures):
+    """Latents of images, whose features and the numbers beside them enter one `SimNormMLP`. (TD-MPC2 has SimNorm right
+    after its convolutions, which makes the image's size decide the latents'.)
+    """
+
+    def __init__(self, spec: DataSpec, hidden: Sequence[int], latent: int) -> None:
+        super().__init__(spec)
+        self.head = SimNormMLP(self.features + self.numbers, hidden, latent)
+
+    def forward(self, observations: Mapping[str, Tensor]) -> Tensor:
+        """{stream: [..., H, W, C] uint8 or [..., L]} -> [..., latent]."""
+        return self.head(torch.cat([*self.image_features(observations), *self.vectors(observations)], -1))
 
 
 class LatentModel(nn.Module):

@@ -148,9 +148,9 @@ class EncodingActor(Actor):
     def actions_per_decision(self, steps: int) -> int:
         return self.inner.actions_per_decision(steps)
 
-    def encode(self, observations: Mapping[str, Tensor]) -> Tensor:
-        """The encoder's vector [E, Z] of streams; an image or a vector alone is taken for an episode's first
-        one, and repeated.
+    def encode(self, observations: Mapping[str, Tensor]) -> Any:
+        """What the algorithm takes of streams, by its encoder a vector [E, Z]; an image or a vector alone is taken for
+        an episode's first one, and repeated.
         """
         kind = kind_of(self.spec, window=True)
         stacks = {
@@ -160,7 +160,9 @@ class EncodingActor(Actor):
         if self.spec.windowed and stacks[VECTOR].shape[-1] == self.spec.observation_dim:
             alone = stacks[VECTOR].repeat(1, self.spec.history)
             stacks[VECTOR] = F.pad(alone, (0, self.spec.window_dim - alone.shape[-1]))
-        return stacks[VECTOR] if self.spec.encoder is None else self.apply(ENCODER, stacks)
+        if self.spec.encoder is None:
+            return stacks[VECTOR]
+        return stacks if self.algorithm.encoder is None else self.apply(ENCODER, stacks)
 
     def start(self, episodes: int) -> Carry:
         carry = self.inner.start(episodes)

@@ -204,15 +204,15 @@ class PolicyGraph(nn.Module):
         """Observations to trace the graph with: zeros."""
         return tuple(torch.from_numpy(x) for x in inputs_of(np.zeros((count, *self.kind.shape), self.kind.base)))
 
-    def _encode(self, parts: Sequence[Tensor]) -> Tensor:
-        """The encoder's vector [B, Z] of all streams; a single frame fills its stack."""
+    def _encode(self, parts: Sequence[Tensor]) -> Any:
+        """What the actor takes of all streams, by its encoder a vector [B, Z]; a single frame fills its stack."""
         observed = {}
         for name, part in zip(self.streams, parts, strict=True):
             x, shape = part.to(self.dtype), self.kind[name].shape
             if x.ndim == 4 and x.shape[-1] < shape[-1]:
                 x = x.repeat(1, 1, 1, shape[-1] // x.shape[-1])
             observed[name] = self._normalise(x) if name == VECTOR else x
-        return self._actor.apply(ENCODER, observed)
+        return observed if self._actor.algorithm.encoder is None else self._actor.apply(ENCODER, observed)
 
     def _normalise(self, x: Tensor) -> Tensor:
         return (x - self.observation_mean) / self.observation_std if self.normalised else x

@@ -99,7 +99,7 @@ class Learner(LocalEngine):
         acting, spec, encoded = self._acting(), self.algorithm.spec, self.algorithm.encoder is not None
         if t != self._acted:
             self._before, self._acted = self._after, t
-        if encoded:
+        if isinstance(observations, Mapping):
             obs: Any = pytree.tree_map(lambda x: x.to(self.device), observations)
         else:
             obs = torch.tensor(observations, dtype=torch.float32, device=self.device)

@@ -10,7 +10,6 @@ from typing import Any
 from offrl import registry
 from offrl.algorithm import Algorithm
 from offrl.data.dataset import Dataset
-from offrl.encoding import set_spec
 from offrl.errors import UserError, nearest, warn
 from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, choose
 from offrl.finetuning.environments import spec_of
@@ -73,7 +72,7 @@ def begin(
         columns_for(start.spec, start.algorithm.sampler(), start.algorithm.config.name)
     # a policy's file says where it learnt
     start.spec = dataclasses.replace(start.spec, task=dataclasses.replace(start.task, env_factory=None))
-    set_spec(start.algorithm, start.spec)
+    start.algorithm.set_spec(start.spec)
     return start
 
 
@@ -182,7 +181,7 @@ def _fresh(config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | Non
         data = load(parent.dataset, config, dataset)
         parent = dataclasses.replace(parent, algo=algo)
         parent = runs.fit(parent, data)
-        algo, spec = parent.algo, with_encoder(parent, data.spec)
+        algo, spec = parent.algo, with_encoder(parent, data.spec, kind.traits)
         task = task_of(spec, config, "auto", env, "env=ID")
         described = data.describe()
     else:

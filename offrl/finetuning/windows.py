@@ -28,6 +28,7 @@ from offrl.data.samplers.transitions import AT_END, FOLLOWING, SPAN, VALID
 from offrl.finetuning.replay_buffer import Column
 
 Row = dict[str, Any]
+OBSERVED = "observations"
 
 
 def windows_of(sampler: Any, environments: int) -> RingWindows | RingStates | None:
@@ -107,10 +108,10 @@ class RingStates:
 
     def columns(self, columns: Mapping[str, Column]) -> dict[str, Column]:
         """The columns of a window, of those of a row."""
-        (observation, kind), (action, choice) = columns["observations"], columns["actions"]
+        action, choice = columns["actions"]
         length = (self.length,)
         return {
-            "observations": ((*length, *observation), kind),
+            **{name: ((*length, *shape), kind) for name, (shape, kind) in columns.items() if _head(name) == OBSERVED},
             **dict.fromkeys(("actions", PREVIOUS_ACTIONS), ((*length, *action), choice)),
             **dict.fromkeys(("rewards", ARRIVAL_REWARDS), (length, torch.float32)),
             **dict.fromkeys(FLAGS, (length, torch.bool)),
@@ -120,12 +121,12 @@ class RingStates:
         """The windows of environment k that are complete with these rows; with `over` the episode ends."""
         states = self.waiting[k]
         for row in rows:
-            states.append(_state(row["observations"], row, self.last[k]))
+            states.append(_state(row, row, self.last[k]))
             self.last[k] = row
         last = self.last[k]
         if over and last is not None:
-            final = _state(last["next_observations"], last, last)
-            states.append(final | {IS_LAST: True, IS_TERMINAL: last["masks"] == 0.0})
+            after = {name.removeprefix("next_"): x for name, x in last.items() if _head(name) == "next_observations"}
+            states.append(_state(after, last, last) | {IS_LAST: True, IS_TERMINAL: last["masks"] == 0.0})
         count = max(0, len(states) - self.length + 1)
         windows = [
             {name: np.stack([state[name] for state in states[i : i + self.length]]) for name in states[i]}
@@ -142,10 +143,10 @@ class RingStates:
         self.waiting[k], self.last[k] = [], None
 
 
-def _state(observation: Any, row: Row, before: Row | None) -> Row:
-    """A state, the step from it on and the one that led to it (zeros where there is none)."""
+def _state(observed: Row, row: Row, before: Row | None) -> Row:
+    """The state with these observations, the step from it on and the one that led to it (zeros where there is none)."""
     return {
-        "observations": observation,
+        **{name: x for name, x in observed.items() if _head(name) == OBSERVED},
         "actions": row["actions"],
         "rewards": row["rewards"],
         PREVIOUS_ACTIONS: np.zeros_like(row["actions"]) if before is None else before["actions"],

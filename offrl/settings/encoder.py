@@ -17,8 +17,9 @@ class EncoderConfig:
 
     name: str = setting(
         "auto",
-        "drq, impala, impala_small, impala_large, resnet18, dreamer, or file.py:NAME, a function of the image's shape "
-        "[H,W,C]; of windows (dataset.history) stack or gru; auto: drq or stack; also written encoder=NAME",
+        "drq, impala, impala_small, impala_large, resnet18, dreamer, tdmpc2, or file.py:NAME, a function of the "
+        "image's shape [H,W,C]; of windows (dataset.history) stack or gru; auto: the algorithm's, mostly drq, or "
+        "stack; also written encoder=NAME",
     )
     width: int = setting(50, "numbers that networks see of an observation", low=1)
     trained_by: str = setting(

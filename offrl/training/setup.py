@@ -14,11 +14,10 @@ from typing import Any
 import torch
 
 from offrl import registry
-from offrl.algorithm import Algorithm, TrainState
+from offrl.algorithm import Algorithm, TrainState, Traits
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.fit import check_fit, seen_besides, settled
 from offrl.data.samplers.prefetch import Prefetcher
-from offrl.encoding import set_spec
 from offrl.errors import UserError, nearest, warn
 from offrl.evaluation.evaluator import Evaluator
 from offrl.nn.encoders.images import IMAGE_ENCODERS
@@ -83,7 +82,7 @@ def set_up(
         if task is not None:
             evaluator = resources.enter_context(Evaluator(task, config.eval))
             check_fit(dataset.spec, task, evaluator.envs[0])
-            set_spec(algorithm, settled(algorithm.data_spec, evaluator.envs[0], dataset))
+            algorithm.set_spec(settled(algorithm.data_spec, evaluator.envs[0], dataset))
     dataset = dataclasses.replace(dataset, spec=algorithm.data_spec)
     if group.first:
         resources.enter_context(exclusive(run_dir))
@@ -92,7 +91,7 @@ def set_up(
         config.algo.batch_size,
         "eager",
         config.precision,
-        CPU_GROUP if algorithm.traits.vectorized and algorithm.encoder is None else 1,
+        CPU_GROUP if algorithm.traits.vectorized and algorithm.data_spec.encoder is None else 1,
         group,
     )
     execution = Execution(config, dataset, plan, members, device)
@@ -158,13 +157,15 @@ def make_algorithm(config: TrainConfig, dataset: Dataset, pretrained: Mapping[st
             f"encoder.pretrained={config.encoder.pretrained} is for offrl train: train from it first, and go on with "
             "that run"
         )
-    algorithm: Algorithm = algorithm_class(config.algo, with_encoder(config, dataset.spec), pretrained)
-    if algorithm.encoder is not None and (settings := algorithm.data_spec.encoder) is not None:
+    spec = with_encoder(config, dataset.spec, algorithm_class.traits)
+    algorithm: Algorithm = algorithm_class(config.algo, spec, pretrained)
+    if (settings := algorithm.data_spec.encoder) is not None:
         start = f", from {config.encoder.pretrained}" if config.encoder.pretrained else ""
         module = algorithm.encoder_module
         trained = {OWN: "one inside each network", "": "not trained"}.get(module, f"trained by the loss of '{module}'")
+        trained = "a part of the model" if algorithm.encoder is None else trained
         text = f"encoder={settings.name}{start}, {trained}"
-        algorithm.runtime.notes = (f"observations have {seen_besides(dataset.spec)}: {text}",)
+        algorithm.runtime.notes = (*algorithm.runtime.notes, f"observations have {seen_besides(dataset.spec)}: {text}")
     if (n_step := getattr(config.algo, "n_step", 1)) > 1:
         check_n_step(config.algo, getattr(algorithm.sampler(), "n_step", 1) >= n_step)
     check_stitching(config.algo, algorithm, dataset)
@@ -178,9 +179,9 @@ def make_algorithm(config: TrainConfig, dataset: Dataset, pretrained: Mapping[st
     return algorithm
 
 
-def with_encoder(config: TrainConfig, spec: DataSpec) -> DataSpec:
-    """The specification with the encoder that the run is to have; as it is where observations are one vector. Raises
-    UserError for an encoder that nothing needs."""
+def with_encoder(config: TrainConfig, spec: DataSpec, traits: Traits | None = None) -> DataSpec:
+    """The specification with the encoder that the run is to have; as it is where observations are one vector. traits:
+    the algorithm's. Raises UserError for an encoder that nothing needs."""
     settings = config.encoder
     if not spec.streams and not spec.windowed:
         if settings != EncoderConfig():
@@ -198,6 +199,8 @@ def with_encoder(config: TrainConfig, spec: DataSpec) -> DataSpec:
             f"{', '.join(s.name for s in spec.streams)}: take {', '.join(IMAGE_ENCODERS)}, beside which the window of "
             "vectors is seen"
         )
+    if traits is not None and traits.observations == "streams":
+        return dataclasses.replace(spec, encoder=encoder_of_model(settings, config.algo.name, traits))
     if settings.trained_by == "none" and not settings.pretrained:
         raise UserError(
             "encoder.trained_by=none leaves the encoder as it begins, which is at random: name a run that trained one, "
@@ -210,6 +213,23 @@ def with_encoder(config: TrainConfig, spec: DataSpec) -> DataSpec:
         )
     name = "drq" if settings.name == "auto" else settings.name
     return dataclasses.replace(spec, encoder=dataclasses.replace(settings, name=name, pretrained="", pretrained_id=""))
+
+
+def encoder_of_model(settings: EncoderConfig, name: str, traits: Traits) -> EncoderConfig:
+    """The encoder of the images of an algorithm whose own networks read streams. Raises UserError for settings of
+    encoders that stand before an algorithm.
+    """
+    free = ("name", "shift") if traits.shifts_images else ("name",)
+    image = settings.name if settings.name != "auto" else traits.image_encoder
+    shift = settings.shift if traits.shifts_images else 0
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if field.name not in free and value not in (field.default, 0 if field.name == "shift" else field.default):
+            raise UserError(
+                f"encoder.{field.name}={value}: the encoder is a part of {name}'s model, of which "
+                f"{' and '.join(f'encoder.{f}' for f in free)} can be set; leave it out"
+            )
+    return EncoderConfig(name=image, shift=shift)
 
 
 def with_window_encoder(settings: EncoderConfig, spec: DataSpec) -> DataSpec:
@@ -250,13 +270,13 @@ def check_kind(algorithm_class: Any, name: str, dataset: Dataset) -> None:
             "0 to 255, height x width x channels: numpy.rint(255 * x).astype(numpy.uint8) of those from 0 to 1"
         )
     if spec.streams and algorithm_class.traits.observations == "vector":
-        able = [n for n, c in registry.names("algo").items() if c.traits.observations == "encoded"]
+        able = [n for n, c in registry.names("algo").items() if c.traits.observations != "vector"]
         cure = ", or its vector alone: dataset.observation_keys=[...]" if spec.observation_shape != (0,) else ""
         raise UserError(
             f"{name} reads the numbers of observations, and {spec.name} has {', '.join(s.name for s in spec.streams)}: "
             f"take {', '.join(able[:8])}, ...{cure}"
         )
-    if spec.windowed and algorithm_class.traits.observations == "vector":
+    if spec.windowed and algorithm_class.traits.observations != "encoded":
         setting = next((f.name for f in dataclasses.fields(algorithm_class.Config) if f.name in OWN_WINDOWS), "")
         cure = f"set algo.{setting}, its own, and leave out" if setting else "leave out"
         raise UserError(

@@ -78,7 +78,7 @@ def resolve(config: TrainConfig, dataset: Dataset) -> tuple[TrainConfig, dict[st
     config = kind.adopt(config, dataset, pretrained)
     pretrained = {name: requirements[name].select(result) for name, result in pretrained.items()}
     if config.encoder.pretrained:
-        run = encoder_run(config.encoder.pretrained, with_encoder(config, dataset.spec))
+        run = encoder_run(config.encoder.pretrained, with_encoder(config, dataset.spec, kind.traits))
         pretrained |= first_encoder(run)
         encoder = dataclasses.replace(config.encoder, pretrained_id=run.identity)
         config = dataclasses.replace(config, encoder=encoder)
@@ -108,7 +108,7 @@ def encoder_run(path: str, spec: DataSpec) -> Pretrained:
 
     def check(run: Pretrained) -> None:
         other = run.algorithm.data_spec
-        if other.encoder is None or other.encoder.trained_by == OWN:
+        if other.encoder is None or run.algorithm.encoder_module == OWN or run.algorithm.encoder is None:
             raise UserError(
                 f"encoder.pretrained: the run of {other.name} has no encoder of all networks; name one on images, "
                 "without encoder.trained_by=own"

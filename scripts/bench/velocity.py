@@ -1,8 +1,8 @@
 """Limits of a robot's speed: `python scripts/bench/velocity.py --out FOLDER --robot Hopper` (needs offrl[collect]).
 
 Makes the data, unless FOLDER has them: one policy of Stable-Baselines3 that is told the speed to run at (Hopper: PPO,
-HalfCheetah: SAC), played at several speeds, in equal shares of the rows. Prints a table of return, cost and the share of seeds that keep the limit,
-with 95% intervals over seeds, and what one program of four limits takes beside four runs.
+HalfCheetah: SAC), played at several speeds, in equal shares of the rows. Prints a table of return, cost and the share
+of seeds that keep the limit, with 95% intervals over seeds, and what one program of four limits takes beside four runs.
 """
 
 from __future__ import annotations

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.tables import Table, table_of
@@ -35,9 +37,9 @@ class StateWindows:
 
 @dataclass(frozen=True)
 class StateSampler:
-    """Windows of K states: observations [B, K, O]; actions and rewards [B, K], of the step from each state on;
-    previous_actions and arrival_rewards, of the step that led to it; is_first, is_last, is_terminal and valid bool
-    [B, K].
+    """Windows of K states: observations [B, K, O], or of several streams a dictionary; actions and rewards [B, K], of
+    the step from each state on; previous_actions and arrival_rewards, of the step that led to it; is_first, is_last,
+    is_terminal and valid bool [B, K].
 
     An episode of L rows has L + 1 states where its last row's successor is known or was a terminal, else L. The last of
     L + 1 has the actions and rewards of the row before, which nobody did there; the first has no arrival: zeros. A
@@ -105,9 +107,11 @@ class StateSampler:
         at = source.begins[windows] + torch.arange(self.length, device=windows.device)
         if source.ends is not None:
             at = torch.minimum(at, source.ends[windows])
-        batch = {name: x.unflatten(0, at.shape) for name, x in source.table.take(at.flatten()).items()}
-        following = batch.pop("next_observations")
-        batch["observations"] = torch.where(_beside(source.final[at], following), following, batch["observations"])
+        taken = source.table.take(at.flatten())
+        batch: Batch = pytree.tree_map(lambda x: x.unflatten(0, at.shape), taken)
+        pairs = batch.pop("next_observations"), batch["observations"]
+        final = source.final[at]
+        batch["observations"] = pytree.tree_map(lambda after, x: torch.where(_beside(final, x), after, x), *pairs)
         batch |= {name: batch[name] > 0.0 for name in FLAGS}
         if self.kind == "chain":
             batch[IS_FIRST] = batch[IS_FIRST] | (at == at[:, :1])
@@ -118,7 +122,12 @@ class StateSampler:
 
 def in_time(batch: Batch) -> Batch:
     """A batch of windows [B, K, ...] with the steps first: [K, B, ...]."""
-    return {name: column.transpose(0, 1) for name, column in batch.items()}
+    return pytree.tree_map(lambda column: column.transpose(0, 1), batch)
+
+
+def steps_of(columns: Any, index: int | slice) -> Any:
+    """Some of the steps of a column [K, ...], or of all in a dictionary."""
+    return pytree.tree_map(lambda x: x[index], columns)
 
 
 def going_on(batch: Batch) -> Tensor:

@@ -13,7 +13,7 @@ from offrl.nn.encoders.images import Shape, scaled_channels
 
 
 class ImageDecoder(nn.Module):
-    """z [B, Z] -> images [B, H, W, C] in 0..1, as DreamerV3's decoder (arXiv 2301.04104): a linear layer to a small
+    """z [..., Z] -> images [..., H, W, C] in 0..1, as DreamerV3's decoder (arXiv 2301.04104): a linear layer to a small
     image, RMS normalisation over the channels, SiLU; then three or four times each pixel is doubled along both edges,
     and there is a convolution 5x5, normalised likewise but for the last, which a sigmoid follows. Odd sizes are cut.
     """
@@ -33,17 +33,17 @@ class ImageDecoder(nn.Module):
         for layer, scale in zip(self.layers, self.scales, strict=True):
             x = F.silu(scaled_channels(x, scale))
             x = layer(x.repeat_interleave(2, -2).repeat_interleave(2, -1))
-        return torch.sigmoid(x[..., : self.height, : self.width]).movedim(-3, -1)
+        return torch.sigmoid(x[..., : self.height, : self.width]).movedim(-3, -1).unflatten(0, z.shape[:-1])
 
 
 class StreamDecoder(nn.Module):
-    """z [B, Z] -> a batch of images for each stream of `spec` that is one, stacks of frames included, by its name."""
+    """z [..., Z] -> images for each stream of `spec` that is one, stacks of frames included, by its name."""
 
-    def __init__(self, width: int, spec: DataSpec) -> None:
+    def __init__(self, width: int, spec: DataSpec, *, depth: int = 16) -> None:
         super().__init__()
         self.names = [s.name for s in spec.streams if s.image]
         shapes = [(s.shape[0], s.shape[1], s.shape[2] * spec.frames) for s in spec.streams if s.image]
-        self.images = nn.ModuleList(ImageDecoder(width, shape) for shape in shapes)
+        self.images = nn.ModuleList(ImageDecoder(width, shape, depth=depth) for shape in shapes)
 
     def forward(self, z: Tensor) -> dict[str, Tensor]:
         return {name: decoder(z) for name, decoder in zip(self.names, self.images, strict=True)}

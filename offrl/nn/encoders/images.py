@@ -69,6 +69,29 @@ class DrQ(ImageEncoder):
         return x
 
 
+class TDMPC2(ImageEncoder):
+    """TD-MPC2's (Hansen et al., arXiv 2310.16828): convolutions of 32 channels, 7x7, 5x5 and 3x3 with stride 2 and 3x3,
+    ReLU between them. Images are scaled to -0.5..0.5.
+    """
+
+    smallest = 39
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        height, width, channels = shape
+        sizes = ((7, 2), (5, 2), (3, 2), (3, 1))  # edge and stride
+        self.layers = nn.ModuleList(nn.Conv2d(32 if i else channels, 32, *size) for i, size in enumerate(sizes))
+        for edge, stride in sizes:
+            height, width = ((n - edge) // stride + 1 for n in (height, width))
+        self.features = 32 * height * width
+
+    def encode(self, images: Tensor) -> Tensor:
+        x = scaled(images) - 0.5
+        for layer in self.layers[:-1]:
+            x = F.relu(layer(x))
+        return self.layers[-1](x)
+
+
 def max_pool(x: Tensor, *, same: bool) -> Tensor:
     """The largest of windows 3x3 two pixels apart: [B, C, H, W] -> [B, C, ceil(H / 2), ceil(W / 2)].
 
@@ -256,12 +279,13 @@ IMAGE_ENCODERS: dict[str, tuple[type[ImageEncoder], dict[str, Any]]] = {
     "impala_large": (Impala, {"stacks": (64, 128, 128), "hidden": 1024}),
     "resnet18": (ResNet18, {}),
     "dreamer": (Dreamer, {}),
+    "tdmpc2": (TDMPC2, {}),
 }
 
 
-def make_image_encoder(name: str, shape: Shape) -> ImageEncoder:
-    """One of `IMAGE_ENCODERS`, or file.py:NAME, a function of `shape` in a plugin that makes a torch.nn.Module (images
-    [B, H, W, C] uint8 -> [B, F]).
+def make_image_encoder(name: str, shape: Shape, **options: Any) -> ImageEncoder:
+    """One of `IMAGE_ENCODERS` with further options, or file.py:NAME, a function of `shape` in a plugin that makes a
+    torch.nn.Module (images [B, H, W, C] uint8 -> [B, F]).
 
     Raises UserError for a name that is not known, images that it does not take, and a module that does not fit.
     """
@@ -272,7 +296,7 @@ def make_image_encoder(name: str, shape: Shape) -> ImageEncoder:
             f"encoder={name} is not known.{nearest(name, IMAGE_ENCODERS)} There are {', '.join(IMAGE_ENCODERS)}, and "
             "file.py:NAME for one of your own"
         )
-    kind, options = IMAGE_ENCODERS[name]
+    kind, form = IMAGE_ENCODERS[name]
     height, width, _ = shape
     small, large = kind.smallest, kind.largest
     if min(height, width) < small or max(height, width) > large:
@@ -281,7 +305,7 @@ def make_image_encoder(name: str, shape: Shape) -> ImageEncoder:
             f"encoder={name} takes images from {small}x{small} to {large}x{large} pixels, and these are "
             f"{height}x{width}: say dataset.image_size=[{size},{size}], or take another encoder"
         )
-    return kind(shape, **options)
+    return kind(shape, **form, **options)
 
 
 def random_shift(images: Tensor, key: Tensor, pad: int) -> Tensor:

@@ -44,26 +44,42 @@ class Streams(nn.Module):
         return {n: random_shift(x, keys[n], self.shift) if n in keys else x for n, x in observations.items()}
 
 
-class StreamEncoder(Streams):
+class StreamFeatures(Streams):
+    """The features of each image, and the numbers of the vector and of rows of tables."""
+
+    def __init__(self, spec: DataSpec, **options: Any) -> None:
+        """options: of the image encoder. Raises UserError for images smaller than it takes, or than they are
+        shifted."""
+        super().__init__(spec)
+        assert spec.encoder is not None
+        images = [make_image_encoder(spec.encoder.name, shape, **options) for shape in self.stacks.values()]
+        self.images = nn.ModuleList(images)
+        self.features = sum(module.features for module in images)
+        self.numbers = sum(math.prod(s.shape) for s in spec.streams if not s.image) + spec.window_dim
+
+    def image_features(self, observations: Mapping[str, Tensor]) -> list[Tensor]:
+        """{stream: [..., H, W, C] uint8} -> the features of each image, [..., F]."""
+        return [module(observations[name]) for name, module in zip(self.stacks, self.images, strict=True)]
+
+    def vectors(self, observations: Mapping[str, Tensor]) -> list[Tensor]:
+        """The vector and the rows of tables, [..., L] each."""
+        return [x for name, x in observations.items() if name not in self.stacks]
+
+
+class StreamEncoder(StreamFeatures):
     """z = tanh(LayerNorm(W [features of each image, vector, rows of tables])): the trunk of DrQ-v2 (arXiv
     2107.09645).
     """
 
     def __init__(self, spec: DataSpec) -> None:
-        """Raises UserError for images smaller than the encoder takes, or than they are shifted."""
         super().__init__(spec)
         assert spec.encoder is not None
-        images = [make_image_encoder(spec.encoder.name, shape) for shape in self.stacks.values()]
-        self.images = nn.ModuleList(images)
-        width = sum(module.features for module in images)
-        width += sum(math.prod(s.shape) for s in spec.streams if not s.image) + spec.window_dim
-        self.trunk = nn.Sequential(nn.Linear(width, spec.encoder.width), nn.LayerNorm(spec.encoder.width), nn.Tanh())
+        inputs, width = self.features + self.numbers, spec.encoder.width
+        self.trunk = nn.Sequential(nn.Linear(inputs, width), nn.LayerNorm(width), nn.Tanh())
 
     def forward(self, observations: Mapping[str, Tensor]) -> Tensor:
         """{stream: [..., H, W, C] uint8 or [..., L]} -> [..., width]."""
-        parts = [module(observations[name]) for name, module in zip(self.stacks, self.images, strict=True)]
-        parts += [x for name, x in observations.items() if name not in self.stacks]
-        return self.trunk(torch.cat(parts, -1))
+        return self.trunk(torch.cat([*self.image_features(observations), *self.vectors(observations)], -1))
 
 
 class WindowEncoder(Streams):
