@@ -1,13 +1,14 @@
-"""MR.Q: "Towards General-Purpose Model-Free Reinforcement Learning" (Fujimoto et al., 2025, arXiv 2501.16142), for
-observations that are vectors.
-"""
+"""MR.Q: "Towards General-Purpose Model-Free Reinforcement Learning" (Fujimoto et al., 2025, arXiv 2501.16142)."""
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from offrl import losses, rng
 from offrl.algorithm import (
@@ -32,13 +33,15 @@ from offrl.algorithms.mrq.networks import (
     OutputPolicy,
     PairEncoder,
     StateEncoder,
+    StreamStateEncoder,
 )
 from offrl.algorithms.mrq.settings import MRQConfig
-from offrl.data.samplers.states import IS_TERMINAL, VALID, StateSampler, StateWindows, going_on, in_time
+from offrl.data.samplers.states import IS_TERMINAL, VALID, StateSampler, StateWindows, going_on, in_time, steps_of
 from offrl.nn.heads import huber
 from offrl.registry import register
 
 CLONING = 2.5  # TD3+BC's alpha
+SHIFTS = 3  # folded into a key for the random shifts of images
 ENCODERS = ("encoder", "pair_encoder", "model")
 
 
@@ -59,6 +62,8 @@ class MRQ(Algorithm[MRQConfig]):
         targets=("encoder", "pair_encoder", "critic", "actor"),
         policy_modules=("encoder", "actor"),
         critic_modules=("encoder", "pair_encoder", "critic"),
+        observations="streams",
+        image_encoder="mrq",
         actions=("continuous",),
     )
     actor_class = LatentActor
@@ -71,8 +76,9 @@ class MRQ(Algorithm[MRQConfig]):
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
+        encoder = StreamStateEncoder(s, c.latent) if s.streams else None
         return {
-            "encoder": StateEncoder(s.observation_dim, c.hidden, c.latent),
+            "encoder": encoder or StateEncoder(s.observation_dim, c.hidden, c.latent),
             "pair_encoder": PairEncoder(c.latent, s.action_dim, c.action_latent, c.hidden),
             "model": LinearModel(c.latent),
             "critic": LatentValues(c.latent, c.hidden),
@@ -104,19 +110,29 @@ class MRQ(Algorithm[MRQConfig]):
         rewards = source.table.column("rewards", (~source.final).nonzero().squeeze(-1))
         scale = rewards.abs().mean().clamp(min=1e-8).to(state.step.device)
         state, metrics = state.with_extra(scale=scale, target_scale=state.extra["scale"]), {}
+        to_device = operator.methodcaller("to", state.step.device)
         for i in range(self.every):
-            batch = self.sampler()(source, rng.fold_in(key, i), self.config.batch_size)
-            batch = {name: x.to(state.step.device) for name, x in batch.items()}
+            draw = rng.fold_in(key, i)
+            batch = self.sampler()(source, draw, self.config.batch_size)
+            batch = self.shifted(pytree.tree_map(to_device, batch), draw)
             state, metrics = self.descend(state, ENCODERS, self.encoder_loss, in_time(batch))
         return state, metrics
+
+    def shifted(self, batch: Batch, key: Tensor) -> Batch:
+        """The batch [B, K] with the images of each window shifted at random, all alike; of vectors as it is."""
+        encoder, observed = self.networks["encoder"], cast(Any, batch["observations"])
+        if not isinstance(encoder, StreamStateEncoder):
+            return batch
+        return {**batch, "observations": encoder.shifted(observed, rng.fold_in(key, SHIFTS), together=True)}  # type: ignore[dict-item]
 
     def encoder_loss(self, params: dict[str, Params], state: TrainState, batch: Batch) -> Loss:
         """sum_t [|z_{t+1} - z'(s_{t+1})|^2 + 0.1 CE(r_t) + 0.1 (d_{t+1} - terminal)^2], z_0 = z(s_0), over the t before
         a terminal; z_{t+1} and d_{t+1} are the model's of z(z_t, a_t).
         """
         c = self.config
-        following = self.apply("encoder", state.target["encoder"], batch["observations"][1 : c.horizon + 1])
-        z, terms = self.apply("encoder", params["encoder"], batch["observations"][0]), []
+        first, later = (steps_of(batch["observations"], steps) for steps in (0, slice(1, c.horizon + 1)))
+        following = self.apply("encoder", state.target["encoder"], later)
+        z, terms = self.apply("encoder", params["encoder"], first), []
         for t in range(c.horizon):
             pair = self.apply("pair_encoder", params["pair_encoder"], z, batch["actions"][t])
             end, z, reward = self.apply("model", params["model"], pair)
@@ -146,7 +162,7 @@ class MRQ(Algorithm[MRQConfig]):
         comes after a terminal is 0: [B].
         """
         c, n = self.config, self.config.n_step
-        latents = self.apply("encoder", state.target["encoder"], batch["observations"][n])
+        latents = self.apply("encoder", state.target["encoder"], steps_of(batch["observations"], n))
         action, _ = self.apply("actor", state.target["actor"], latents)
         noise = (rng.normal(key, tuple(action.shape)) * c.policy_noise).clamp(-c.noise_clip, c.noise_clip)
         value = state.extra["target_scale"] * self.q(state.target, latents, (action + noise).clamp(-1.0, 1.0)).amin(0)
@@ -169,8 +185,9 @@ class MRQ(Algorithm[MRQConfig]):
         return loss, {"actor/loss": loss, "actor/bc": cloning}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        batch = in_time(batch)
-        actions, latents = batch["actions"][0], self.apply("encoder", state.params["encoder"], batch["observations"][0])
+        batch = in_time(self.shifted(batch, key))
+        first, actions = steps_of(batch["observations"], 0), batch["actions"][0]
+        latents = self.apply("encoder", state.params["encoder"], first)
         pair = self.apply("pair_encoder", state.params["pair_encoder"], latents, actions)
         target = self.td_target(state, batch, key)
         state, critic = self.descend(state, "critic", self.critic_loss, pair, target)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from offrl.actor import NoisyActor
-from offrl.algorithm import Carry
+from offrl.algorithm import Carry, DataSpec
 from offrl.nn import MLP, Deterministic, EnsembleMLP
+from offrl.nn.encoders.streams import StreamFeatures
 from offrl.nn.heads import SymexpTwoHot
 from offrl.nn.mlp import Linear
 from offrl.nn.policies import Dist
@@ -30,6 +31,18 @@ class StateEncoder(nn.Module):
     def forward(self, observations: Tensor) -> Tensor:
         y = self.net(observations)
         return F.elu(F.layer_norm(y, y.shape[-1:]))
+
+
+class StreamStateEncoder(StreamFeatures):
+    """z(s) of images and the numbers beside them: one linear layer of the features."""
+
+    def __init__(self, spec: DataSpec, latent: int) -> None:
+        super().__init__(spec)
+        self.head = StateEncoder(self.features + self.numbers, [], latent)
+
+    def forward(self, observations: Mapping[str, Tensor]) -> Tensor:
+        """{stream: [..., H, W, C] uint8 or [..., L]} -> latents [..., latent]."""
+        return self.head(torch.cat([*self.image_features(observations), *self.vectors(observations)], -1))
 
 
 class PairEncoder(nn.Module):

@@ -162,21 +162,18 @@ def model_networks(config: RSSMConfig, spec: DataSpec) -> dict[str, nn.Module]:
     """The modules of the latent model."""
     c, sample = config, config.groups * config.classes
     features = c.recurrent_width + sample
-    if spec.streams:
-        encoder: nn.Module = (embedding := StreamEmbedding(spec, c.width, c.depth))
-        decoder: nn.Module = StreamDecoder(features, spec, embedding.numbers, c.width, c.depth)
-        embedded = embedding.out_dim
-    else:
-        encoder, embedded = layers(spec.observation_dim, c.width, 3), c.width
-        decoder = head(features, c.width, 3, spec.observation_dim)
+    streams = StreamEmbedding(spec, c.width, c.depth) if spec.streams else None
+    embedded = c.width if streams is None else streams.out_dim
     return {
-        "encoder": encoder,
+        "encoder": streams or layers(spec.observation_dim, c.width, 3),
         "dynamics": BlockGRU(c.recurrent_width, sample, spec.action_dim, c.width, c.blocks),
         "prior": PriorHeads(c.members, c.recurrent_width, c.width, sample),
         "posterior": head(c.recurrent_width + embedded, c.width, 1, sample),
         "reward": head(features, c.width, 1, HEAD.out_dim, 0.0),
         "continuation": head(features, c.width, 1, 1),
-        "decoder": decoder,
+        "decoder": head(features, c.width, 3, spec.observation_dim)
+        if streams is None
+        else StreamDecoder(features, spec, streams.numbers, c.width, c.depth),
     }
 
 

@@ -56,6 +56,8 @@ def pictures(*shape: int, seed: int = 0) -> Tensor:
         ("resnet18", (32, 37, 3), reference.resnet18),
         ("dreamer", (24, 27, 3), reference.dreamer),
         ("dreamer", (48, 50, 1), reference.dreamer),
+        ("tdmpc2", (39, 44, 3), reference.tdmpc2),
+        ("mrq", (31, 40, 3), reference.mrq),
     ],
 )
 def test_features_equal_numpy(name: str, shape: tuple[int, int, int], expected: Reference) -> None:
@@ -68,7 +70,7 @@ def test_features_equal_numpy(name: str, shape: tuple[int, int, int], expected: 
 
 @pytest.mark.parametrize("name", IMAGE_ENCODERS)
 def test_any_leading_axes_and_floats(name: str) -> None:
-    made, images = encoder(name, (32, 32, 3)), pictures(2, 3, 32, 32, 3)
+    made, images = encoder(name, (40, 40, 3)), pictures(2, 3, 40, 40, 3)
     features = made(images)
     assert features.shape == (2, 3, made.features)
     torch.testing.assert_close(features[1, 2], made(images[1, 2]), rtol=1e-4, atol=1e-5)
@@ -83,6 +85,8 @@ def test_numbers_of_features_and_parameters() -> None:
     assert make_image_encoder("drq", (84, 84, 9)).features == 39_200
     # three stages, then four
     assert [make_image_encoder("dreamer", (n, 64, 3)).features for n in (47, 48)] == [64 * 5 * 8, 64 * 3 * 4]
+    assert make_image_encoder("tdmpc2", (64, 64, 9)).features == 512  # TD-MPC2's latent state
+    assert make_image_encoder("mrq", (84, 84, 9)).features == 1568
     resnet = make_image_encoder("resnet18", (32, 32, 3))
     assert sum(p.numel() for p in resnet.parameters()) == 11_176_512
     impala = make_image_encoder("impala_small", (64, 64, 3))
@@ -111,7 +115,10 @@ def test_initial_weights() -> None:
         if isinstance(layer, nn.Conv2d):
             outputs = layer.weight[:, 0].numel()
             assert layer.weight.detach().std() == pytest.approx((2.0 / outputs) ** 0.5, rel=0.05)
-    for name in IMAGE_ENCODERS:
+    for weight in matrices(make_image_encoder("mrq", (32, 32, 9))):
+        limit = (12.0 / (weight.shape[1] + 9 * weight.shape[0])) ** 0.5
+        assert 0.98 * limit < weight.abs().max() <= limit
+    for name in IMAGE_ENCODERS.keys() - {"tdmpc2"}:  # whose are torch's
         made = make_image_encoder(name, (32, 32, 3))
         constants = {k: set(p.tolist()) for k, p in made.named_parameters() if p.ndim == 1}
         assert all(values == {1.0 if "scale" in k else 0.0} for k, values in constants.items())
@@ -236,6 +243,9 @@ def test_each_replica_draws_its_own_shifts() -> None:
     shared = torch.stack([random_shift(images[0], k, 3) for k in keys])
     assert torch.equal(vmap(random_shift, (None, 0, None))(images[0], keys, 3), shared)
     assert not torch.equal(shared[0], shared[1])
+    repeated = images[0, :, :1].expand(4, 2, 9, 8, 3)
+    together, apart = (random_shift(repeated, keys[0], 3, alike) for alike in (True, False))
+    assert torch.equal(together[:, 0], together[:, 1]) and not torch.equal(apart[:, 0], apart[:, 1])
     program = make_fx(lambda x, k: vmap(random_shift, (0, 0, None))(x, k, 3))(images, keys)
     assert torch.equal(program(images, keys), alone)
 

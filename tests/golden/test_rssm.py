@@ -23,6 +23,7 @@ from offrl.algorithms.rssm.latents import (
     drawn_classes,
     kl,
     one_head,
+    squared_error,
 )
 from offrl.algorithms.rssm.networks import HEAD, BlockGRU, BlockLinear, BoundedNormal, PriorHeads, gated, head
 from offrl.data.arrays import from_arrays
@@ -346,6 +347,17 @@ def test_what_the_model_predicts() -> None:
             con.append(-target * p.log() - (1 - target) * (1 - p).log())
     for name, parts in (("reconstruction", rec), ("reward", rew), ("continuation", con)):
         assert float(metrics[f"model/{name}"]) == pytest.approx(float(torch.stack(parts).mean()), rel=1e-4), name
+
+
+def test_the_error_of_several_streams() -> None:
+    """Images in units of their range, the numbers beside them in symlog units, all summed."""
+    image = torch.randint(0, 256, (T, B, 2, 3, 1), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    state, table = torch.randn(T, B, 2), torch.randn(T, B, 1)
+    drawn, numbers = torch.rand(T, B, 2, 3, 1), torch.randn(T, B, 3)
+    found = squared_error(({"front": drawn}, numbers), {"vector": state, "front": image, "text": table})
+    pixels = (drawn - image.float() / 255.0).square().sum((-3, -2, -1))
+    expected = pixels + (numbers - symlog(torch.cat([state, table], -1))).square().sum(-1)
+    torch.testing.assert_close(found, expected)
 
 
 # ---- imagination

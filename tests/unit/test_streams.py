@@ -18,6 +18,7 @@ from offrl import registry, rng
 from offrl.algorithm import Algorithm, TrainState, stack
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.goals import GoalSampler, Mix
+from offrl.data.samplers.states import StateSampler
 from offrl.data.samplers.transitions import TransitionSampler
 from offrl.encoding import encoded_update
 from offrl.errors import UserError
@@ -33,6 +34,20 @@ from offrl.training.step import Step
 
 ROWS, LENGTH, SIZE = 40, 8, 16
 ENCODED = [name for name, kind in registry.names("algo").items() if kind.traits.observations == "encoded"]
+# those whose own networks read streams, in small
+LATENT: dict[str, dict[str, Any]] = {
+    "tdmpc2": {"encoder_hidden": [16], "latent": 8, "horizon": 2, "planning": False},
+    "mrq": {"latent": 8, "action_latent": 4, "horizon": 2, "target_every": 2},
+    "rssm": {
+        "recurrent_width": 8,
+        "blocks": 2,
+        "groups": 2,
+        "width": 8,
+        "depth": 2,
+        "horizon": 2,
+        "learning_rate": 0.1,
+    },
+}
 SLOW = [pytest.param(name, marks=() if name in ("iql", "gcivl") else pytest.mark.nightly) for name in ENCODED]
 
 
@@ -58,7 +73,7 @@ def data(frames: int = 1, encoder: str | None = None, **columns: Any) -> Dataset
 
 def make(name: str, dataset: Dataset) -> Algorithm:
     kind = registry.get("algo", name)
-    small = {"hidden": [16], "critic_hidden": [16], "batch_size": 8, "length": 4}
+    small = {"hidden": [16], "critic_hidden": [16], "batch_size": 8, "length": 4} | LATENT.get(name, {})
     config = kind.Config()
     config = dataclasses.replace(config, **{k: v for k, v in small.items() if hasattr(config, k)})
     algorithm: Algorithm = kind(kind.fit_config(config, dataset, None), dataset.spec)
@@ -161,6 +176,57 @@ def test_updates_train_the_encoder(name: str) -> None:
     for key, value in before.params["encoder"].items():
         assert not torch.equal(alone.params["encoder"][key][0], value), key
         torch.testing.assert_close(alone.params["encoder"][key][0], both.params["encoder"][key][0], rtol=0, atol=2e-3)
+
+
+def test_the_algorithms_of_streams_are_those_tested_here() -> None:
+    assert set(LATENT) == {n for n, kind in registry.names("algo").items() if kind.traits.observations == "streams"}
+
+
+@pytest.mark.parametrize("kind", ["strict", "chain"])
+def test_windows_of_states_hold_each_state_s_frames(kind: str) -> None:
+    after = np.concatenate([images()[1:], images()[:1]])
+    after[LENGTH - 1 :: LENGTH] = 7
+    dataset = data(frames=2, observations=images(), next_observations=after)
+    sampler = StateSampler(LENGTH + 1, kind)
+    source = sampler.prepare(dataset)
+    batch: Any = sampler(source, rng.make_key(0), 64)
+    frames, shown = torch.from_numpy(images()), batch["observations"]["pixels"]
+    same = (shown[:, 0, ..., 3:].flatten(1).unsqueeze(1) == frames.flatten(1)).all(-1)
+    first = same.int().argmax(-1)
+    whole = same.any(-1) & (first % LENGTH == 0)
+    assert whole.all() if kind == "strict" else not whole.all()
+    for begin, window in zip(first[whole].tolist(), shown[whole], strict=True):
+        for step in range(LENGTH):
+            stack = torch.cat([frames[begin + max(0, step - 1)], frames[begin + step]], -1)
+            assert torch.equal(window[step], stack)
+        assert torch.equal(window[LENGTH], torch.cat([frames[begin + LENGTH - 1], torch.full_like(frames[0], 7)], -1))
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "mrq" else pytest.mark.nightly) for n in LATENT])
+def test_networks_of_streams_learn(name: str) -> None:
+    dataset = data(frames=2, encoder="drq")
+    algorithm = make(name, dataset)
+    assert algorithm.encoder is None and algorithm.spec.streams
+    before = algorithm.init(0)
+    alone, both = trained(algorithm, dataset, [0], 4), trained(algorithm, dataset, [0, 1], 4)
+    for key, value in before.params["encoder"].items():
+        assert not torch.equal(alone.params["encoder"][key][0], value), key
+        torch.testing.assert_close(alone.params["encoder"][key][0], both.params["encoder"][key][0], rtol=0, atol=2e-3)
+    acting = TrainedPolicy(algorithm, algorithm.init(0), 0)
+    shown = [{"state": np.full(2, i, np.float32), "front": images()[i]} for i in range(3)]
+    actions = [acting.act(x) for x in shown]
+    acting.reset()
+    np.testing.assert_array_equal(acting.act(shown[0]), actions[0])
+    assert not np.array_equal(actions[0], actions[1])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "field", "value"), [("mrq", "width", 20), ("rssm", "shift", 2), ("tdmpc2", "trained_by", "own")]
+)
+def test_an_encoder_inside_a_model_has_no_settings_of_those_before(algorithm: str, field: str, value: Any) -> None:
+    settings = compose({"algo": algorithm, "dataset": "builtin", f"encoder.{field}": value})
+    with pytest.raises(UserError, match=rf"encoder.{field}={value}: the encoder is a part of {algorithm}'s model"):
+        make_algorithm(settings, data())
 
 
 def test_the_encoder_does_not_move_the_other_modules_initial_numbers() -> None:

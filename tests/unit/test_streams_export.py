@@ -10,7 +10,7 @@ import pytest
 
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.export.write import export_policy, recorded_observations
-from tests.unit.test_streams import data, images, make
+from tests.unit.test_streams import LATENT, data, images, make
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -45,6 +45,14 @@ def test_goals_of_images_are_inputs(tmp_path: Path, name: str, alone: bool) -> N
         acting.reset()
         due = acting.act({k: v[row] for k, v in shown.items()}, goal={k: v[goal] for k, v in shown.items()})
         np.testing.assert_allclose(session.run(None, inputs)[0][0], due, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "rssm" else pytest.mark.nightly) for n in LATENT])
+def test_policies_whose_networks_read_streams(tmp_path: Path, name: str) -> None:
+    shown = {"front": images(), "state": np.ones((40, 2), np.float32)}
+    acting = policy(name, 2, observations=shown)
+    exported = export_policy(acting, tmp_path / "p.onnx")
+    assert exported.check.passed and exported.check.largest < 1e-5
 
 
 def test_stacks_of_frames_through_the_file(tmp_path: Path) -> None:

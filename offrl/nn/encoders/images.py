@@ -69,27 +69,49 @@ class DrQ(ImageEncoder):
         return x
 
 
-class TDMPC2(ImageEncoder):
-    """TD-MPC2's (Hansen et al., arXiv 2310.16828): convolutions of 32 channels, 7x7, 5x5 and 3x3 with stride 2 and 3x3,
-    ReLU between them. Images are scaled to -0.5..0.5.
-    """
+class Convolutions(ImageEncoder):
+    """Four convolutions of 32 channels. Images are scaled to -0.5..0.5."""
 
-    smallest = 39
+    sizes: ClassVar[Sequence[tuple[int, int]]]  # edge and stride of each
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         height, width, channels = shape
-        sizes = ((7, 2), (5, 2), (3, 2), (3, 1))  # edge and stride
-        self.layers = nn.ModuleList(nn.Conv2d(32 if i else channels, 32, *size) for i, size in enumerate(sizes))
-        for edge, stride in sizes:
+        self.layers = nn.ModuleList(nn.Conv2d(32 if i else channels, 32, *size) for i, size in enumerate(self.sizes))
+        for edge, stride in self.sizes:
             height, width = ((n - edge) // stride + 1 for n in (height, width))
         self.features = 32 * height * width
+
+
+class TDMPC2(Convolutions):
+    """TD-MPC2's (Hansen et al., arXiv 2310.16828): ReLU between convolutions, weights as torch makes them."""
+
+    smallest, sizes = 39, ((7, 2), (5, 2), (3, 2), (3, 1))
 
     def encode(self, images: Tensor) -> Tensor:
         x = scaled(images) - 0.5
         for layer in self.layers[:-1]:
             x = F.relu(layer(x))
         return self.layers[-1](x)
+
+
+class MRQ(Convolutions):
+    """MR.Q's (Fujimoto et al., arXiv 2501.16142): ELU after each convolution; weights Xavier-uniform with ReLU's gain,
+    biases 0.
+    """
+
+    smallest, sizes = 31, ((3, 2), (3, 2), (3, 2), (3, 1))
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        for layer in cast(list[nn.Conv2d], self.layers):
+            initialise(layer.weight, layer.bias, "xavier_relu")
+
+    def encode(self, images: Tensor) -> Tensor:
+        x = scaled(images) - 0.5
+        for layer in self.layers:
+            x = F.elu(layer(x))
+        return x
 
 
 def max_pool(x: Tensor, *, same: bool) -> Tensor:
@@ -280,6 +302,7 @@ IMAGE_ENCODERS: dict[str, tuple[type[ImageEncoder], dict[str, Any]]] = {
     "resnet18": (ResNet18, {}),
     "dreamer": (Dreamer, {}),
     "tdmpc2": (TDMPC2, {}),
+    "mrq": (MRQ, {}),
 }
 
 
@@ -308,12 +331,13 @@ def make_image_encoder(name: str, shape: Shape, **options: Any) -> ImageEncoder:
     return kind(shape, **form, **options)
 
 
-def random_shift(images: Tensor, key: Tensor, pad: int) -> Tensor:
+def random_shift(images: Tensor, key: Tensor, pad: int, together: bool = False) -> Tensor:
     """Each image, padded by `pad` pixels that repeat its edge, cropped to its size at a place of its own (DrQ-v2, arXiv
-    2107.09645): images [*, H, W, C] of any type -> the same.
+    2107.09645): images [*, H, W, C] of any type -> the same. together: those of a window [B, K, H, W, C] at one place.
     """
     *batch, height, width, channels = images.shape
-    dy, dx = rng.randint(key, (2, *batch, 1), 2 * pad + 1) - pad
+    places = [batch[0], *[1] * (len(batch) - 1)] if together else batch
+    dy, dx = rng.randint(key, (2, *places, 1), 2 * pad + 1) - pad
     rows = (torch.arange(height, device=images.device) + dy).clamp(0, height - 1)
     columns = (torch.arange(width, device=images.device) + dx).clamp(0, width - 1)
     first = height * width * torch.arange(math.prod(batch), device=images.device).reshape(*batch, 1, 1)

@@ -36,12 +36,14 @@ class Streams(nn.Module):
         if self.shift >= (edge := min((min(s[:2]) for s in self.stacks.values()), default=self.shift + 1)):
             raise UserError(f"encoder.shift={self.shift} leaves nothing of images of {edge} pixels; DrQ-v2 has 4 of 84")
 
-    def shifted(self, observations: Mapping[str, Tensor], key: Tensor) -> dict[str, Tensor]:
-        """The same observations with each image shifted by up to `shift` pixels, drawn apart for each [B, H, W, C]."""
+    def shifted(self, observations: Mapping[str, Tensor], key: Tensor, together: bool = False) -> dict[str, Tensor]:
+        """The same observations with each image shifted by up to `shift` pixels, drawn apart for each [..., H, W, C].
+        together: for each window [B, K, H, W, C].
+        """
         if not self.shift:
             return dict(observations)
         keys = dict(zip(self.stacks, rng.split(key, max(1, len(self.stacks))), strict=False))
-        return {n: random_shift(x, keys[n], self.shift) if n in keys else x for n, x in observations.items()}
+        return {n: random_shift(x, keys[n], self.shift, together) if n in keys else x for n, x in observations.items()}
 
 
 class StreamFeatures(Streams):

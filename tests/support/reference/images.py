@@ -57,6 +57,24 @@ def drq(p: Params, images: np.ndarray) -> np.ndarray:
     return flat(x)
 
 
+def elu(x: np.ndarray) -> np.ndarray:
+    return np.where(x > 0.0, x, np.expm1(np.minimum(x, 0.0)))
+
+
+def tdmpc2(p: Params, images: np.ndarray) -> np.ndarray:
+    x = images / 255.0 - 0.5
+    for i, stride in enumerate((2, 2, 2, 1)):
+        x = convolution(x if i == 0 else relu(x), p[f"layers.{i}.weight"], p[f"layers.{i}.bias"], stride=stride, pad=0)
+    return flat(x)
+
+
+def mrq(p: Params, images: np.ndarray) -> np.ndarray:
+    x = images / 255.0 - 0.5
+    for i, stride in enumerate((2, 2, 2, 1)):
+        x = elu(convolution(x, p[f"layers.{i}.weight"], p[f"layers.{i}.bias"], stride=stride, pad=0))
+    return flat(x)
+
+
 def impala(p: Params, images: np.ndarray) -> np.ndarray:
     def layer(name: str, x: np.ndarray) -> np.ndarray:
         return convolution(x, p[f"{name}.weight"], p[f"{name}.bias"])
