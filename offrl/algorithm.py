@@ -90,8 +90,8 @@ class Traits:
     # vector: it reads the numbers of observations; encoded: it learns from any vector that an encoder makes of them;
     # streams: its own networks read images and vectors, by their names
     observations: str = "vector"
-    image_encoder: str = "drq"  # `encoder.name` where the settings say auto
-    shifts_images: bool = True  # False: an algorithm of streams learns from images as they are
+    image_encoder: str = "drq"  # `encoder.name=auto`
+    shifts_images: bool = True  # False: `encoder.shift` is 0
     own_encoders: bool = True  # False: observations are not its networks' first inputs
     # modules that acting needs, which a policy file holds; (): it trains no policy
     policy_modules: tuple[str, ...] = ("actor",)
@@ -165,7 +165,7 @@ class Algorithm(ABC, Generic[ConfigT]):
         file.
         """
         self.config = config
-        self.set_spec(spec)
+        self.data_spec, self.spec = spec, encoded_spec(spec, self.traits.observations)
         self.traits = self._traits(config)
         self.pretrained: Mapping[str, Any] = pretrained or {}
         self.runtime = Runtime()
@@ -176,14 +176,9 @@ class Algorithm(ABC, Generic[ConfigT]):
         self.encoder: Streams | None = cast(Any, self.networks[ENCODER]) if self._encoded else None
         self.encoder_module = trained_by(spec, self.networks) if self.encoder else ""
 
-    def set_spec(self, spec: DataSpec) -> None:
-        """Take another specification of the same data, with what an environment says of them."""
-        self.data_spec = spec
-        self.spec = spec if type(self).traits.observations == "streams" else encoded_spec(spec)
-
     @property
     def _encoded(self) -> bool:
-        return self.data_spec.encoder is not None and type(self).traits.observations != "streams"
+        return self.data_spec.encoder is not None and self.traits.observations != "streams"
 
     def _networks(self) -> dict[str, nn.Module]:
         """The modules, and last the encoder, so that the others' initial parameters do not depend on it."""

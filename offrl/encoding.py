@@ -9,11 +9,17 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.algorithm import Algorithm, TrainState, Update
+from offrl.data.dataset import DataSpec
 from offrl.data.samplers.transitions import Batch
-from offrl.nn.encoders.streams import ENCODER, OWN, EncodedBatch
+from offrl.nn.encoders.streams import ENCODER, OWN, EncodedBatch, encoded_spec
 from offrl.optim import Params
 
 SHIFTS = 90_001  # folded into an update's key for the random shifts of images
+
+
+def set_spec(algorithm: Algorithm, spec: DataSpec) -> None:
+    """Take another specification of the same data, with what an environment says of them."""
+    algorithm.data_spec, algorithm.spec = spec, encoded_spec(spec, algorithm.traits.observations)
 
 
 def encoded_update(algorithm: Algorithm, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from dataclasses import replace
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +36,7 @@ from offrl.algorithms.mrq.networks import (
 )
 from offrl.algorithms.mrq.settings import MRQConfig
 from offrl.data.samplers.states import IS_TERMINAL, VALID, StateSampler, StateWindows, going_on, in_time, steps_of
+from offrl.nn.encoders.streams import shifted_windows
 from offrl.nn.heads import huber
 from offrl.registry import register
 
@@ -113,17 +113,13 @@ class MRQ(Algorithm[MRQConfig]):
         to_device = operator.methodcaller("to", state.step.device)
         for i in range(self.every):
             draw = rng.fold_in(key, i)
-            batch = self.sampler()(source, draw, self.config.batch_size)
-            batch = self.shifted(pytree.tree_map(to_device, batch), draw)
-            state, metrics = self.descend(state, ENCODERS, self.encoder_loss, in_time(batch))
+            batch = pytree.tree_map(to_device, self.sampler()(source, draw, self.config.batch_size))
+            state, metrics = self.descend(state, ENCODERS, self.encoder_loss, self.steps(batch, draw))
         return state, metrics
 
-    def shifted(self, batch: Batch, key: Tensor) -> Batch:
-        """The batch [B, K] with the images of each window shifted at random, all alike; of vectors as it is."""
-        encoder, observed = self.networks["encoder"], cast(Any, batch["observations"])
-        if not isinstance(encoder, StreamStateEncoder):
-            return batch
-        return {**batch, "observations": encoder.shifted(observed, rng.fold_in(key, SHIFTS), together=True)}  # type: ignore[dict-item]
+    def steps(self, batch: Batch, key: Tensor) -> Batch:
+        """A batch [B, K] with the steps first; the images of a window are shifted alike."""
+        return in_time(shifted_windows(self.networks["encoder"], batch, rng.fold_in(key, SHIFTS), together=True))
 
     def encoder_loss(self, params: dict[str, Params], state: TrainState, batch: Batch) -> Loss:
         """sum_t [|z_{t+1} - z'(s_{t+1})|^2 + 0.1 CE(r_t) + 0.1 (d_{t+1} - terminal)^2], z_0 = z(s_0), over the t before
@@ -185,7 +181,7 @@ class MRQ(Algorithm[MRQConfig]):
         return loss, {"actor/loss": loss, "actor/bc": cloning}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        batch = in_time(self.shifted(batch, key))
+        batch = self.steps(batch, key)
         first, actions = steps_of(batch["observations"], 0), batch["actions"][0]
         latents = self.apply("encoder", state.params["encoder"], first)
         pair = self.apply("pair_encoder", state.params["pair_encoder"], latents, actions)

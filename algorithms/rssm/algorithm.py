@@ -31,7 +31,8 @@ from offrl.algorithm import (
 from offrl.algorithms.rssm.actor import RecurrentActor
 from offrl.algorithms.rssm.imagination import Dream, imagined, lambda_returns
 from offrl.algorithms.rssm.latents import Latents, LatentWindows
-from offrl.algorithms.rssm.networks import HEAD, BoundedNormal, head, model_networks
+from offrl.algorithms.rssm.modules import model_networks
+from offrl.algorithms.rssm.networks import HEAD, BoundedNormal, head
 from offrl.algorithms.rssm.settings import RSSMConfig, check_settings, fitted
 from offrl.data.samplers.states import (
     ARRIVAL_REWARDS,

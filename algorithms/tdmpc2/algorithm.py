@@ -9,7 +9,7 @@ near the policy's (`plan_start`, `plan_proposals`, `plan_std_max`, `plan_tempera
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ from offrl.algorithms.tdmpc2.critics import LatentCritics
 from offrl.algorithms.tdmpc2.networks import FORM, HEAD, LatentModel, LatentPolicy, StreamLatents
 from offrl.algorithms.tdmpc2.settings import TDMPC2Config, check_settings, fitted
 from offrl.data.samplers.states import IS_TERMINAL, VALID, StateSampler, in_time, steps_of
+from offrl.nn.encoders.streams import shifted_windows
 from offrl.nn.simnorm import SimNormMLP
 from offrl.registry import register
 
@@ -171,11 +172,8 @@ class TDMPC2(Algorithm[TDMPC2Config]):
         return loss, {f"actor/{name}": value for name, value in metrics.items()}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        batch = in_time(batch)
+        batch = in_time(shifted_windows(self.networks["encoder"], batch, rng.fold_in(key, SHIFTS)))
         keys = rng.split(key, 3)
-        encoder, observed = self.networks["encoder"], cast(Any, batch["observations"])
-        if isinstance(encoder, StreamLatents):
-            batch = {**batch, "observations": encoder.shifted(observed, rng.fold_in(key, SHIFTS))}  # type: ignore[dict-item]
         later = steps_of(batch["observations"], slice(1, None))
         following = self.apply("encoder", state.params["encoder"], later)
         targets = self.td_target(state, batch, following, keys[0])

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from offrl.algorithm import TrainState
 from offrl.data.fit import settled
+from offrl.encoding import set_spec
 from offrl.errors import UserError
 from offrl.evaluation.evaluator import Evaluator
 from offrl.finetuning import record as place
@@ -52,7 +53,7 @@ def finetune(start: Start, run_dir: Path) -> None:
             Play(start.task, start.spec, seeds, config.envs or 1, config.seed, config.eval.max_steps, margin)
         )
         start.spec = settled(start.spec, play.seats[0].env)
-        start.algorithm.set_spec(start.spec)
+        set_spec(start.algorithm, start.spec)
         kind = ResidualLoop if config.mode == "residual" else TransitionLoop
         stack.enter_context(exclusive(run_dir))
         mode = choose_mode(config.compile, device, kind.lengths(start)[1], start.algorithm)

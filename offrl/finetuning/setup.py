@@ -10,6 +10,7 @@ from typing import Any
 from offrl import registry
 from offrl.algorithm import Algorithm
 from offrl.data.dataset import Dataset
+from offrl.encoding import set_spec
 from offrl.errors import UserError, nearest, warn
 from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, choose
 from offrl.finetuning.environments import spec_of
@@ -72,7 +73,7 @@ def begin(
         columns_for(start.spec, start.algorithm.sampler(), start.algorithm.config.name)
     # a policy's file says where it learnt
     start.spec = dataclasses.replace(start.spec, task=dataclasses.replace(start.task, env_factory=None))
-    start.algorithm.set_spec(start.spec)
+    set_spec(start.algorithm, start.spec)
     return start
 
 

@@ -18,6 +18,7 @@ from offrl.algorithm import Algorithm, TrainState, Traits
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.fit import check_fit, seen_besides, settled
 from offrl.data.samplers.prefetch import Prefetcher
+from offrl.encoding import set_spec
 from offrl.errors import UserError, nearest, warn
 from offrl.evaluation.evaluator import Evaluator
 from offrl.nn.encoders.images import IMAGE_ENCODERS
@@ -82,7 +83,7 @@ def set_up(
         if task is not None:
             evaluator = resources.enter_context(Evaluator(task, config.eval))
             check_fit(dataset.spec, task, evaluator.envs[0])
-            algorithm.set_spec(settled(algorithm.data_spec, evaluator.envs[0], dataset))
+            set_spec(algorithm, settled(algorithm.data_spec, evaluator.envs[0], dataset))
     dataset = dataclasses.replace(dataset, spec=algorithm.data_spec)
     if group.first:
         resources.enter_context(exclusive(run_dir))

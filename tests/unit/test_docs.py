@@ -52,9 +52,11 @@ def test_every_algorithm_and_preset_has_a_page() -> None:
 
 
 def test_the_algorithms_that_take_images_are_listed() -> None:
-    row = re.search(r"^\| with an encoder \| (.*) \|$", (ROOT / "docs" / "images.md").read_text(), re.M)
-    encoded = [name for name, kind in registry.names("algo").items() if kind.traits.observations == "encoded"]
-    assert row is not None and row[1].split(", ") == sorted(encoded)
+    page = (ROOT / "docs" / "images.md").read_text()
+    for words, trait in (("with an encoder", "encoded"), ("with one inside the model", "streams")):
+        row = re.search(rf"^\| {words} \| (.*) \|$", page, re.M)
+        algorithms = [name for name, kind in registry.names("algo").items() if kind.traits.observations == trait]
+        assert row is not None and row[1].split(", ") == sorted(algorithms)
 
 
 def test_symbols_of_the_glossary_are_those_of_settings() -> None:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from offrl import rng
 from offrl.errors import UserError, nearest
+from offrl.nn.encoders.pooling import max_pool
 from offrl.nn.mlp import Linear, gelu_tanh, initialise
 from offrl.system.plugins.loading import object_of
 
@@ -83,7 +84,7 @@ class Convolutions(ImageEncoder):
         self.features = 32 * height * width
 
 
-class TDMPC2(Convolutions):
+class TDMPC2Convolutions(Convolutions):
     """TD-MPC2's (Hansen et al., arXiv 2310.16828): ReLU between convolutions, weights as torch makes them."""
 
     smallest, sizes = 39, ((7, 2), (5, 2), (3, 2), (3, 1))
@@ -95,7 +96,7 @@ class TDMPC2(Convolutions):
         return self.layers[-1](x)
 
 
-class MRQ(Convolutions):
+class MRQConvolutions(Convolutions):
     """MR.Q's (Fujimoto et al., arXiv 2501.16142): ELU after each convolution; weights Xavier-uniform with ReLU's gain,
     biases 0.
     """
@@ -112,28 +113,6 @@ class MRQ(Convolutions):
         for layer in self.layers:
             x = F.elu(layer(x))
         return x
-
-
-def max_pool(x: Tensor, *, same: bool) -> Tensor:
-    """The largest of windows 3x3 two pixels apart: [B, C, H, W] -> [B, C, ceil(H / 2), ceil(W / 2)].
-
-    same: padded as XLA's SAME, even sizes at the end only; else on all sides, as torch's padding of 1.
-    """
-    before = [n % 2 if same else 1 for n in x.shape[-2:]]
-    if x.device.type != "cuda":
-        return F.max_pool2d(x, 3, 2, before, ceil_mode=same)
-    # CUDA adds the gradients of windows that overlap in no fixed order
-    return ordered_max_pool(x, before)
-
-
-def ordered_max_pool(x: Tensor, before: Sequence[int]) -> Tensor:
-    """`max_pool` by slices, whose gradients are added in a fixed order. before: pixels added above and on the left."""
-    sizes = [-(-n // 2) for n in x.shape[-2:]]
-    x = F.pad(x, (before[1], 1, before[0], 1), value=-math.inf)
-    for dim, size in zip((-2, -1), sizes, strict=True):
-        first, second, third = (x.movedim(dim, 0)[i : i + 2 * size : 2] for i in range(3))
-        x = torch.maximum(torch.maximum(first, second), third).movedim(0, dim)
-    return x
 
 
 class PreactivationBlock(nn.Module):
@@ -301,8 +280,8 @@ IMAGE_ENCODERS: dict[str, tuple[type[ImageEncoder], dict[str, Any]]] = {
     "impala_large": (Impala, {"stacks": (64, 128, 128), "hidden": 1024}),
     "resnet18": (ResNet18, {}),
     "dreamer": (Dreamer, {}),
-    "tdmpc2": (TDMPC2, {}),
-    "mrq": (MRQ, {}),
+    "tdmpc2": (TDMPC2Convolutions, {}),
+    "mrq": (MRQConvolutions, {}),
 }
 
 
@@ -336,8 +315,8 @@ def random_shift(images: Tensor, key: Tensor, pad: int, together: bool = False) 
     2107.09645): images [*, H, W, C] of any type -> the same. together: those of a window [B, K, H, W, C] at one place.
     """
     *batch, height, width, channels = images.shape
-    places = [batch[0], *[1] * (len(batch) - 1)] if together else batch
-    dy, dx = rng.randint(key, (2, *places, 1), 2 * pad + 1) - pad
+    crops = [batch[0], *[1] * (len(batch) - 1)] if together else batch
+    dy, dx = rng.randint(key, (2, *crops, 1), 2 * pad + 1) - pad
     rows = (torch.arange(height, device=images.device) + dy).clamp(0, height - 1)
     columns = (torch.arange(width, device=images.device) + dx).clamp(0, width - 1)
     first = height * width * torch.arange(math.prod(batch), device=images.device).reshape(*batch, 1, 1)

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from offrl import rng
 from offrl.data.dataset import DataSpec
+from offrl.data.samplers.tables import Batch
 from offrl.errors import UserError, nearest
 from offrl.nn.encoders.images import make_image_encoder, random_shift
 from offrl.nn.recurrent import GRU
@@ -66,6 +67,14 @@ class StreamFeatures(Streams):
     def vectors(self, observations: Mapping[str, Tensor]) -> list[Tensor]:
         """The vector and the rows of tables, [..., L] each."""
         return [x for name, x in observations.items() if name not in self.stacks]
+
+
+def shifted_windows(network: nn.Module, batch: Batch, key: Tensor, together: bool = False) -> Batch:
+    """A batch [B, K] with its images shifted, where `network` reads some; see `Streams.shifted`."""
+    if not isinstance(network, Streams):
+        return batch
+    observations: Any = batch["observations"]
+    return {**batch, "observations": network.shifted(observations, key, together)}  # type: ignore[dict-item]
 
 
 class StreamEncoder(StreamFeatures):
@@ -127,11 +136,11 @@ class EncodedBatch:
     pull: Callable[[Tensor], dict[str, Tensor]]  # the gradient of its parameters from that of z
 
 
-def encoded_spec(spec: DataSpec) -> DataSpec:
+def encoded_spec(spec: DataSpec, observations: str) -> DataSpec:
     """The specification as modules see it: the encoder's vector, or the window, is the observation; `spec` without
-    them.
+    them, and where `observations` (see `Traits`) says streams.
     """
-    if spec.encoder is None and not spec.windowed:
+    if (spec.encoder is None and not spec.windowed) or observations == "streams":
         return spec
     return replace(
         spec,
