@@ -22,6 +22,7 @@ from offrl.actor import Carry as Carry
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import Batch, Sampler, TransitionSampler
 from offrl.joint import joined, joint_loss, step_jointly
+from offrl.joint import merged as merged
 from offrl.nn import call
 from offrl.nn.custom.networks import with_own_networks
 from offrl.nn.encoders.own import initial_params, with_encoders
@@ -379,18 +380,6 @@ class Algorithm(ABC, Generic[ConfigT]):
     def policy(self) -> Policy:
         """The module "actor", for its distribution's methods; its own parameters are not used."""
         return cast(Policy, self.networks["actor"])
-
-
-def merged(before: TrainState, *after: TrainState) -> TrainState:
-    """One state of several that each descended from `before` on other modules: all of their losses read what was before
-    all of them.
-    """
-    params, opt = dict(before.params), dict(before.opt)
-    for state in after:
-        for name, value in state.params.items():
-            if value is not before.params[name]:
-                params[name], opt[name] = value, state.opt[name]
-    return before._replace(params=params, opt=opt)
 
 
 def with_config(algorithm: AnyAlgorithm, config: Any) -> AnyAlgorithm:

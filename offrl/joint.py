@@ -1,4 +1,6 @@
-"""Descent of several modules on one loss, as world models need it: one gradient, one clip, an optimiser for each."""
+"""Descent of several modules: on one loss, as world models need it (one gradient, one clip, an optimiser for each), or
+on losses that all read the state before.
+"""
 
 from __future__ import annotations
 
@@ -51,3 +53,15 @@ def joined(params: Mapping[str, Params], names: tuple[str, ...]) -> Params:
 def separate(params: Params, names: tuple[str, ...]) -> dict[str, Params]:
     """The inverse of `joined`."""
     return {n: {k.removeprefix(f"{n}/"): v for k, v in params.items() if k.startswith(f"{n}/")} for n in names}
+
+
+def merged(before: TrainState, *after: TrainState) -> TrainState:
+    """One state of several that each descended from `before` on other modules: all of their losses read what was before
+    all of them.
+    """
+    params, opt = dict(before.params), dict(before.opt)
+    for state in after:
+        for name, value in state.params.items():
+            if value is not before.params[name]:
+                params[name], opt[name] = value, state.opt[name]
+    return before._replace(params=params, opt=opt)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import operator
-from dataclasses import replace
-
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from offrl import losses, rng
 from offrl.algorithm import (
@@ -31,17 +27,16 @@ from offrl.algorithms.mrq.networks import (
     LinearModel,
     OutputPolicy,
     PairEncoder,
-    StateEncoder,
-    StreamStateEncoder,
+    state_encoder,
 )
-from offrl.algorithms.mrq.settings import MRQConfig
+from offrl.algorithms.mrq.settings import MRQConfig, fitted
 from offrl.data.samplers.states import IS_TERMINAL, VALID, StateSampler, StateWindows, going_on, in_time, steps_of
 from offrl.nn.encoders.streams import shifted_windows
 from offrl.nn.heads import huber
 from offrl.registry import register
+from offrl.system.backend import move
 
 CLONING = 2.5  # TD3+BC's alpha
-SHIFTS = 3  # folded into a key for the random shifts of images
 ENCODERS = ("encoder", "pair_encoder", "model")
 
 
@@ -52,8 +47,7 @@ class MRQ(Algorithm[MRQConfig]):
     `refresh` is the authors' order: before every `target_every`-th update all targets become copies, and the encoders
     make `target_every` updates in a row, on batches of their own. It is never compiled; `update` is.
 
-    Their code multiplies each reward of a target by the mask of its own step, so that a terminal's reward is lost and
-    rewards beyond can enter. Here, as in the paper, a reward counts where no terminal came before it.
+    Here, as in the paper but not in their code, a reward counts where no terminal came before it.
 
     Shapes: K states of a window, the first axis of all that is learnt from; B windows; L latent.
     """
@@ -71,14 +65,12 @@ class MRQ(Algorithm[MRQConfig]):
     @classmethod
     def fit_config(cls, config: MRQConfig, dataset: Dataset, grid: Grid = None) -> MRQConfig:
         """`config` that says whether the data have terminals."""
-        ends = bool(dataset.columns["terminations"].any()) if config.episodic is None else config.episodic
-        return replace(config, episodic=ends)
+        return fitted(config, dataset)
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
-        encoder = StreamStateEncoder(s, c.latent) if s.streams else None
         return {
-            "encoder": encoder or StateEncoder(s.observation_dim, c.hidden, c.latent),
+            "encoder": state_encoder(s, c.hidden, c.latent),
             "pair_encoder": PairEncoder(c.latent, s.action_dim, c.action_latent, c.hidden),
             "model": LinearModel(c.latent),
             "critic": LatentValues(c.latent, c.hidden),
@@ -90,8 +82,11 @@ class MRQ(Algorithm[MRQConfig]):
 
     def optimizer(self, name: str) -> Adam:
         c = self.config
-        rate = c.encoder_learning_rate if name in ENCODERS else c.learning_rate
-        return Adam(rate, weight_decay=c.weight_decay, clip_norm=c.clip_norm if name == "critic" else 0.0)
+        return Adam(
+            c.encoder_learning_rate if name in ENCODERS else c.learning_rate,
+            weight_decay=c.weight_decay,
+            clip_norm=c.clip_norm if name == "critic" else 0.0,
+        )
 
     def extra(self, params: dict[str, Params]) -> Tree:
         """The units of the critics' values and of their targets', in rewards."""
@@ -107,28 +102,29 @@ class MRQ(Algorithm[MRQConfig]):
         """Copies to all targets, the scale E|r| of the data's rewards, and `target_every` updates of the encoders."""
         for name in self.traits.targets:
             state = self.polyak(state, name, 1.0)
-        rewards = source.table.column("rewards", (~source.final).nonzero().squeeze(-1))
-        scale = rewards.abs().mean().clamp(min=1e-8).to(state.step.device)
+        scale = move(source.of_steps("rewards").abs().mean().clamp(min=1e-8), state.step.device)
         state, metrics = state.with_extra(scale=scale, target_scale=state.extra["scale"]), {}
-        to_device = operator.methodcaller("to", state.step.device)
         for i in range(self.every):
             draw = rng.fold_in(key, i)
-            batch = pytree.tree_map(to_device, self.sampler()(source, draw, self.config.batch_size))
+            batch = move(self.sampler()(source, draw, self.config.batch_size), state.step.device)
             state, metrics = self.descend(state, ENCODERS, self.encoder_loss, self.steps(batch, draw))
         return state, metrics
 
     def steps(self, batch: Batch, key: Tensor) -> Batch:
         """A batch [B, K] with the steps first; the images of a window are shifted alike."""
-        return in_time(shifted_windows(self.networks["encoder"], batch, rng.fold_in(key, SHIFTS), together=True))
+        return in_time(shifted_windows(self.networks["encoder"], batch, rng.fold_in(key, 3), True))
+
+    def latents(self, params: dict[str, Params], batch: Batch, steps: int | slice) -> Tensor:
+        """Latents [..., B, L] of some of a batch's steps."""
+        return self.apply("encoder", params["encoder"], steps_of(batch["observations"], steps))
 
     def encoder_loss(self, params: dict[str, Params], state: TrainState, batch: Batch) -> Loss:
         """sum_t [|z_{t+1} - z'(s_{t+1})|^2 + 0.1 CE(r_t) + 0.1 (d_{t+1} - terminal)^2], z_0 = z(s_0), over the t before
         a terminal; z_{t+1} and d_{t+1} are the model's of z(z_t, a_t).
         """
         c = self.config
-        first, later = (steps_of(batch["observations"], steps) for steps in (0, slice(1, c.horizon + 1)))
-        following = self.apply("encoder", state.target["encoder"], later)
-        z, terms = self.apply("encoder", params["encoder"], first), []
+        following = self.latents(state.target, batch, slice(1, c.horizon + 1))
+        z, terms = self.latents(params, batch, 0), []
         for t in range(c.horizon):
             pair = self.apply("pair_encoder", params["pair_encoder"], z, batch["actions"][t])
             end, z, reward = self.apply("model", params["model"], pair)
@@ -158,7 +154,7 @@ class MRQ(Algorithm[MRQConfig]):
         comes after a terminal is 0: [B].
         """
         c, n = self.config, self.config.n_step
-        latents = self.apply("encoder", state.target["encoder"], steps_of(batch["observations"], n))
+        latents = self.latents(state.target, batch, n)
         action, _ = self.apply("actor", state.target["actor"], latents)
         noise = (rng.normal(key, tuple(action.shape)) * c.policy_noise).clamp(-c.noise_clip, c.noise_clip)
         value = state.extra["target_scale"] * self.q(state.target, latents, (action + noise).clamp(-1.0, 1.0)).amin(0)
@@ -182,8 +178,7 @@ class MRQ(Algorithm[MRQConfig]):
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         batch = self.steps(batch, key)
-        first, actions = steps_of(batch["observations"], 0), batch["actions"][0]
-        latents = self.apply("encoder", state.params["encoder"], first)
+        latents, actions = self.latents(state.params, batch, 0), batch["actions"][0]
         pair = self.apply("pair_encoder", state.params["pair_encoder"], latents, actions)
         target = self.td_target(state, batch, key)
         state, critic = self.descend(state, "critic", self.critic_loss, pair, target)

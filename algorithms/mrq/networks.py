@@ -45,6 +45,11 @@ class StreamStateEncoder(StreamFeatures):
         return self.head(torch.cat([*self.image_features(observations), *self.vectors(observations)], -1))
 
 
+def state_encoder(spec: DataSpec, hidden: Sequence[int], latent: int) -> nn.Module:
+    """The encoder of these observations."""
+    return StreamStateEncoder(spec, latent) if spec.streams else StateEncoder(spec.observation_dim, hidden, latent)
+
+
 class PairEncoder(nn.Module):
     """z(s, a): latents [..., L] and actions [..., A] -> [..., L]."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from offrl.data.dataset import Dataset
 from offrl.settings.field import setting
 
 
@@ -37,3 +38,9 @@ class MRQConfig:
     hidden: list[int] = setting([512, 512], "widths of all networks' hidden layers; critics repeat the last", low=1)
     latent: int = setting(512, "numbers of a latent state, and of one with an action", low=1)
     action_latent: int = setting(256, "numbers that the encoder makes of an action", low=1)
+
+
+def fitted(config: MRQConfig, dataset: Dataset) -> MRQConfig:
+    """`config` that says whether the data have terminals."""
+    ends = bool(dataset.columns["terminations"].any()) if config.episodic is None else config.episodic
+    return replace(config, episodic=ends)

@@ -33,15 +33,13 @@ from offrl.algorithm import (
 )
 from offrl.algorithms.tdmpc2.actor import LatentPlanner
 from offrl.algorithms.tdmpc2.critics import LatentCritics
-from offrl.algorithms.tdmpc2.networks import FORM, HEAD, LatentModel, LatentPolicy, StreamLatents
+from offrl.algorithms.tdmpc2.networks import FORM, HEAD, LatentModel, LatentPolicy, latent_encoder
 from offrl.algorithms.tdmpc2.settings import TDMPC2Config, check_settings, fitted
 from offrl.data.samplers.states import IS_TERMINAL, VALID, StateSampler, in_time, steps_of
 from offrl.nn.encoders.streams import shifted_windows
-from offrl.nn.simnorm import SimNormMLP
 from offrl.registry import register
 
 CLONING = 2.5  # TD3+BC's alpha
-SHIFTS = 3  # folded into an update's key for the random shifts of images
 
 
 @register("algo", "tdmpc2")
@@ -73,9 +71,8 @@ class TDMPC2(Algorithm[TDMPC2Config]):
         self.critics = LatentCritics(c, s)
         steps = c.plan_population * c.plan_iterations * c.plan_horizon
         self.runtime.notes = (f"planning asks the model {steps:,} times before each action (algo.plan_*)",) * c.planning
-        encoder = StreamLatents(s, c.encoder_hidden, c.latent) if s.streams else None
         return {
-            "encoder": encoder or SimNormMLP(s.observation_dim, c.encoder_hidden, c.latent),
+            "encoder": latent_encoder(s, c.encoder_hidden, c.latent),
             "model": LatentModel(c.latent, s.action_dim, c.hidden, bool(c.episodic)),
             "critic": self.critics.network,
             "actor": LatentPolicy(c.latent, s.action_dim, c.hidden, **FORM),
@@ -172,8 +169,8 @@ class TDMPC2(Algorithm[TDMPC2Config]):
         return loss, {f"actor/{name}": value for name, value in metrics.items()}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        batch = in_time(shifted_windows(self.networks["encoder"], batch, rng.fold_in(key, SHIFTS)))
-        keys = rng.split(key, 3)
+        keys = rng.split(key, 4)
+        batch = in_time(shifted_windows(self.networks["encoder"], batch, keys[3]))
         later = steps_of(batch["observations"], slice(1, None))
         following = self.apply("encoder", state.params["encoder"], later)
         targets = self.td_target(state, batch, following, keys[0])

@@ -42,6 +42,11 @@ class StreamLatents(StreamFeatures):
         return self.head(torch.cat([*self.image_features(observations), *self.vectors(observations)], -1))
 
 
+def latent_encoder(spec: DataSpec, hidden: Sequence[int], latent: int) -> nn.Module:
+    """The encoder of these observations."""
+    return StreamLatents(spec, hidden, latent) if spec.streams else SimNormMLP(spec.observation_dim, hidden, latent)
+
+
 class LatentModel(nn.Module):
     """Dynamics, rewards and terminals in latent space."""
 

@@ -21,9 +21,9 @@ from offrl.nn.encoders.images import (
     IMAGE_ENCODERS,
     ImageEncoder,
     make_image_encoder,
-    random_shift,
 )
 from offrl.nn.encoders.pooling import max_pool, ordered_max_pool
+from offrl.nn.encoders.shift import random_shift
 from offrl.system.plugins import loading
 from tests.support.reference import images as reference
 

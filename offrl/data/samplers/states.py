@@ -34,6 +34,10 @@ class StateWindows:
         """How many windows there are."""
         return len(self.begins)
 
+    def of_steps(self, column: str) -> Tensor:
+        """A column of all steps [R, ...]."""
+        return self.table.column(column, (~self.final).nonzero().squeeze(-1))
+
 
 @dataclass(frozen=True)
 class StateSampler:

@@ -1,11 +1,10 @@
-"""Image encoders: [*, H, W, C] in 0..255 -> [*, F], and the random shift of images that are trained on.
+"""Image encoders: [*, H, W, C] in 0..255 -> [*, F].
 
 Images are HWC everywhere else; an encoder alone permutes and scales them.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
@@ -15,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from offrl import rng
 from offrl.errors import UserError, nearest
 from offrl.nn.encoders.pooling import max_pool
 from offrl.nn.mlp import Linear, gelu_tanh, initialise
@@ -308,18 +306,3 @@ def make_image_encoder(name: str, shape: Shape, **options: Any) -> ImageEncoder:
             f"{height}x{width}: say dataset.image_size=[{size},{size}], or take another encoder"
         )
     return kind(shape, **form, **options)
-
-
-def random_shift(images: Tensor, key: Tensor, pad: int, together: bool = False) -> Tensor:
-    """Each image, padded by `pad` pixels that repeat its edge, cropped to its size at a place of its own (DrQ-v2, arXiv
-    2107.09645): images [*, H, W, C] of any type -> the same. together: those of a window [B, K, H, W, C] at one place.
-    """
-    *batch, height, width, channels = images.shape
-    crops = [batch[0], *[1] * (len(batch) - 1)] if together else batch
-    dy, dx = rng.randint(key, (2, *crops, 1), 2 * pad + 1) - pad
-    rows = (torch.arange(height, device=images.device) + dy).clamp(0, height - 1)
-    columns = (torch.arange(width, device=images.device) + dx).clamp(0, width - 1)
-    first = height * width * torch.arange(math.prod(batch), device=images.device).reshape(*batch, 1, 1)
-    pixels = first + width * rows.unsqueeze(-1) + columns.unsqueeze(-2)
-    # whole pixels at once: on a CPU faster than a gather along each axis
-    return images.reshape(-1, channels).index_select(0, pixels.flatten()).reshape(images.shape)

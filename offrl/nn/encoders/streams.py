@@ -16,7 +16,8 @@ from offrl import rng
 from offrl.data.dataset import DataSpec
 from offrl.data.samplers.tables import Batch
 from offrl.errors import UserError, nearest
-from offrl.nn.encoders.images import make_image_encoder, random_shift
+from offrl.nn.encoders.images import make_image_encoder
+from offrl.nn.encoders.shift import random_shift
 from offrl.nn.recurrent import GRU
 from offrl.tasks.entries import VECTOR
 
