@@ -17,6 +17,7 @@ from offrl.algorithm import Metrics, TrainState
 from offrl.errors import Interrupted, UserError, unsaid, warn
 from offrl.evaluation.evaluator import Evaluator
 from offrl.finetuning.environments import Play, Turn
+from offrl.finetuning.snapshots import TASK
 from offrl.finetuning.start import Start
 from offrl.runs.log import RunLog
 from offrl.settings.evaluation import worker_count
@@ -228,9 +229,11 @@ class OnlineLoop(ABC):
 
     def _count(self, turn: Turn) -> None:
         """The episodes that ended, for the next line and the progress bar."""
-        for replica, total, length in turn.ended:
-            self.recent.append(total)
-            self.episodes[:, replica] += torch.tensor([1.0, total, float(length)], dtype=torch.float64)
+        for episode in turn.ended:
+            if episode.start == TASK:  # others are shorter, and begin elsewhere
+                self.recent.append(episode.total)
+                counts = torch.tensor([1.0, episode.total, float(episode.length)], dtype=torch.float64)
+                self.episodes[:, episode.replica] += counts
 
     def _report(self, t: int) -> None:
         """Show the progress at step t."""
@@ -313,6 +316,7 @@ class OnlineLoop(ABC):
         self._restore(saved)
         if self.t >= self.steps:  # nothing more is played
             return []
+        self.play.t = self.t
         turns, restarted = self.play.resume(part(saved.tensors, "play"))
         self._resume_play(saved, turns, restarted)
         return restarted
