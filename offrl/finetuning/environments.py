@@ -47,6 +47,7 @@ class Seat:
     total: float = 0.0  # of the rewards so far, as the environment gave them
     actions: list[np.ndarray] = field(default_factory=list)  # in [-1, 1], or choices: of the steps so far
     start: int = TASK  # the row of the data in whose state the episode began
+    success: float = np.nan  # the best of the steps so far, in [0, 1]; NaN: the environment said nothing
 
     def where(self, step: int | None = None) -> str:
         at = "" if step is None else f", step {step}"
@@ -60,6 +61,7 @@ class Ended(NamedTuple):
     total: float  # of the rewards, as the environment gave them
     length: int
     start: int  # see `Seat`
+    success: float | None  # the best of its steps, in [0, 1]; None: the environment said nothing
 
 
 @dataclass
@@ -182,9 +184,11 @@ class Play:
             if valid[k]:
                 seat.actions.append(stored[k])
                 seat.total += float(rewards[k])
+                seat.success = float(np.fmax(seat.success, steps.successes[k]))
             over[k] |= terminated[k] or len(seat.actions) >= self._limit(seat)
             if over[k]:
-                ended.append(Ended(seat.replica, seat.total, len(seat.actions), seat.start))
+                success = None if np.isnan(seat.success) else seat.success
+                ended.append(Ended(seat.replica, seat.total, len(seat.actions), seat.start, success))
                 self._begin(k, seat)
         return Turn(before, stored, rewards, rows, terminated, over, valid, ended, steps.successes, steps.costs)
 
@@ -227,6 +231,7 @@ class Play:
                     continue
                 seat.actions.append(parts[k][t])
                 seat.total += float(steps.rewards[i])
+                seat.success = float(np.fmax(seat.success, steps.successes[i]))
                 turn.observations[k], turn.next_observations[k] = self.current[k], rows[i]
                 turn.actions[k], turn.rewards[k], turn.valid[k] = parts[k][t], steps.rewards[i], True
                 turn.costs[k] = steps.costs[i]
@@ -268,7 +273,7 @@ class Play:
 
     def _reset(self, k: int, seat: Seat) -> None:
         """Begin the seat's episode."""
-        seat.total, seat.actions = 0.0, []
+        seat.total, seat.success, seat.actions = 0.0, np.nan, []
         try:
             observation, _ = seat.env.reset(seed=start_seed(self.seed, seat.seed, seat.number, seat.episode))
             if self.snapshots is not None and seat.start != TASK:

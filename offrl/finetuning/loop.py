@@ -150,7 +150,7 @@ class TransitionLoop(OnlineLoop):
         self.t += self.envs
         for episode in turn.ended:
             self.ended[episode.replica] = True
-        self._count(turn)
+        self._count(turn, self.t)
         self._report(self.t)
         if config.update_every == "episode":
             moment = bool(self.ended.all())

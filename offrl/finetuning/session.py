@@ -5,6 +5,7 @@ stopping.
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from pathlib import Path
@@ -17,6 +18,7 @@ from offrl.algorithm import Metrics, TrainState
 from offrl.errors import Interrupted, UserError, unsaid, warn
 from offrl.evaluation.evaluator import Evaluator
 from offrl.finetuning.environments import Play, Turn
+from offrl.finetuning.episodes import EpisodeLog
 from offrl.finetuning.snapshots import TASK
 from offrl.finetuning.start import Start
 from offrl.runs.log import RunLog
@@ -73,6 +75,7 @@ class OnlineLoop(ABC):
         self.alive = torch.ones(self.many, dtype=torch.bool)
         # since the last line: number, sums of returns and of lengths
         self.episodes = torch.zeros(3, self.many, dtype=torch.float64)
+        self.clock = time.monotonic()  # at the last line
         self.recent: deque[float] = deque(maxlen=20)
         self.checkpoints = Checkpoints(run_dir, config.checkpoint.keep, start.algorithm.config.name, self.replicas)
         state = first_state(start.algorithm, self.replicas) if start.state is None else start.state
@@ -154,6 +157,7 @@ class OnlineLoop(ABC):
             replicas=self.replicas,
             title="",
         )
+        self.played = EpisodeLog(self.run_dir, self.replicas, -1 if saved is None else self.t)
         self.bar = Progress(f"{start.label} in {self.play.name}", self.steps, "steps", config.quiet, self.t)
         # with fewer updates processes that score beside them do not pay
         brief = config.eval.workers is None and self.most_updates < PAYS_FROM
@@ -183,7 +187,7 @@ class OnlineLoop(ABC):
 
     def run(self) -> None:
         """To the end, or raise Interrupted or UserError."""
-        with self.log, self.bar, self.signals.handled(self.bar.say):
+        with self.log, self.played.lines.file, self.bar, self.signals.handled(self.bar.say):
             try:
                 while True:
                     self._learn()
@@ -227,8 +231,9 @@ class OnlineLoop(ABC):
             self._save()
         raise Interrupted(self.t, self.run_dir)
 
-    def _count(self, turn: Turn) -> None:
-        """The episodes that ended, for the next line and the progress bar."""
+    def _count(self, turn: Turn, t: int) -> None:
+        """The episodes that ended at step t, for episodes.csv, the next line and the progress bar."""
+        self.played.add(t, turn.ended)
         for episode in turn.ended:
             if episode.start == TASK:  # others are shorter, and begin elsewhere
                 self.recent.append(episode.total)
@@ -277,6 +282,9 @@ class OnlineLoop(ABC):
         self.log.metrics(
             self.t, dict(sorted({**means, **{k: v.tolist() for k, v in metrics.items()}, **self._played()}.items()))
         )
+        now = time.monotonic()
+        self.log.timing(self.t, online=now - self.clock)
+        self.clock = now
         self.episodes.zero_()
         self.lined, self.line_updates = self.t, self.updates
         self.saved = min(self.saved, self.t - 1)  # a checkpoint of this step does not know of the line
@@ -302,6 +310,7 @@ class OnlineLoop(ABC):
     def _save(self) -> None:
         tree, meta = self._holds()
         self.log.sync()
+        self.played.lines.sync()
         meta = {**{k: getattr(self, k) for k in self.COUNTERS}, **meta}
         tree = {"play": self.play.state(), "episodes": self.episodes, **tree}
         self.checkpoints.save(self.t, self.learner, self.alive, self.updates == self.line_updates, tree, meta)

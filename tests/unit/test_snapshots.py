@@ -81,8 +81,10 @@ def tune(folder: Path, name: str = "online", env: Any = Short, **more: Any) -> o
         "max_steps": 7,
         **more,
     }
-    run = dict(algo="iql", env=env, name=name, runs_dir=str(folder), quiet=True, device="cpu", compile="eager")
-    return offrl.finetune(**{**run, "log_every": 4, **call}, settings={**SMALL, **settings})  # type: ignore[arg-type]
+    run = {"algo": "iql", "env": env, "name": name, "runs_dir": str(folder), "quiet": True}
+    return offrl.finetune(
+        **{**run, "device": "cpu", "compile": "eager", "log_every": 4, **call}, settings={**SMALL, **settings}
+    )  # type: ignore[arg-type]
 
 
 def test_draws_are_a_function_of_the_numbers_alone(tmp_path: Path) -> None:
@@ -173,7 +175,7 @@ def test_states_that_are_not_there_or_others_are_refused(tmp_path: Path) -> None
             tune(tmp_path, dataset=str(file))
     with pytest.raises(UserError, match="start_limit=1 is out of range"):
         tune(tmp_path, start_limit=1)
-    with pytest.raises(UserError, match="start_share=0.5 is a setting of starts=data"):
+    with pytest.raises(UserError, match=r"start_share=0\.5 is a setting of starts=data"):
         tune(tmp_path, start_share=0.5, starts="task")
     with pytest.raises(UserError, match="name them, dataset=NAME"):
         tune(tmp_path, dataset=None)
