@@ -43,6 +43,7 @@ class OnlineLoop(ABC):
     """
 
     COUNTERS: tuple[str, ...] = ("lined", "scored", "line_updates", "updates", "goal")  # a checkpoint holds them
+    first = 0  # updates that were made before the run
     learner: LocalEngine
 
     def __init__(
@@ -283,7 +284,7 @@ class OnlineLoop(ABC):
             self.t, dict(sorted({**means, **{k: v.tolist() for k, v in metrics.items()}, **self._played()}.items()))
         )
         now = time.monotonic()
-        self.log.timing(self.t, online=now - self.clock)
+        self.log.timing(self.t, online=now - self.clock, updates=self.updates - self.first)
         self.clock = now
         self.episodes.zero_()
         self.lined, self.line_updates = self.t, self.updates

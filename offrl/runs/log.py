@@ -31,6 +31,7 @@ SCORE_COLUMNS = (
     "discounted_mean", "q_overestimation", "success_by_task",
 )  # fmt: skip
 OWN_COLUMNS = {*SCORE_COLUMNS, *COSTS}  # all but those of a grid
+TIMING = "timing.jsonl"
 EPISODES = "episodes.jsonl"  # the single episodes behind scores.csv
 BOARD = {  # what TensorBoard calls the columns of scores.csv
     "eval/return": "return_mean", "eval/length": "length_mean", "eval/success": "success", "eval/score": "score",
@@ -187,7 +188,7 @@ class RunLog:
             self._columns += COSTS
         self._scores = LineFile(path, csv_step, scores_to, header=",".join(self._columns) + "\n")
         self._episodes = LineFile(self.run_dir / EPISODES, json_step, scores_to)
-        self._timing = LineFile(self.run_dir / "timing.jsonl", json_step, keep_to)
+        self._timing = LineFile(self.run_dir / TIMING, json_step, keep_to)
         # TensorBoard's purge takes metrics of these steps too
         lines = self._metrics.path.read_bytes().splitlines() if scores_to < keep_to else []
         again = [json.loads(line) for line in lines if json_step(line) > scores_to]
