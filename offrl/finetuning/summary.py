@@ -24,8 +24,8 @@ from offrl.system import files as checkpoint
 PICTURE, FILE = "finetune.png", "finetune.json"
 # numbers of an outcome, as tables call them, and their digits
 MEASURES = {
-    "offline": ("offline", 1),
-    "final": ("final", 1),
+    "offline": ("offline {unit} [95% interval]", 1),
+    "final": ("at the end", 1),
     "gain": ("gain", 1),
     "dip": ("dip", 1),
     "regret_mean": ("regret, mean", 2),
@@ -57,9 +57,11 @@ def report(run: SavedRun, results: Sequence[Outcome]) -> None:
     }
     for name, (title, digits) in MEASURES.items():
         values = [getattr(o, name) for o in results]
-        columns[title] = ["" if v is None else interval_text(mean_interval(v), digits) for v in values]
+        columns[title.format(unit=results[0].unit)] = [
+            "" if v is None else interval_text(mean_interval(v), digits) for v in values
+        ]
     columns["seeds"] = [str(len(o.seeds)) for o in results]
-    print_columns(columns, f"{results[0].unit} [95% interval] of {run.scored_in}")
+    print_columns(columns, run.scored_in)
     for one in results:
         say(*(f"{one.cell}: {line}" if one.cell else line for line in milestones(one)))
     say(budget_text(results[0].budget, minutes(run)))

@@ -19,7 +19,7 @@ import offrl
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
-from offrl.finetuning import summary
+from offrl.finetuning import episodes, summary
 from offrl.finetuning.config import FinetuneConfig
 from offrl.finetuning.environments import Play
 from offrl.finetuning.snapshots import TASK, Snapshots, load
@@ -141,19 +141,22 @@ def test_a_stop_inside_one_leaves_no_trace_and_none_counts(tmp_path: Path, monke
     lines = [json.loads(line) for line in (runs[0].dir / "metrics.jsonl").read_text().splitlines()]
     assert [line["online/episodes"] for line in lines[:3]] == [[0.0, 0.0]] * 3  # the first half: none from the start
     assert max(sum(line["online/episodes"]) for line in lines) > 0
-    for name, moment in (("stopped", 2 * 7 + 9),):  # after the evaluation at step 0, within an episode
-        monkeypatch.setattr(Short, "steps", 0)
-        monkeypatch.setattr(Short, "stop_at", moment)
-        with pytest.raises(offrl.Interrupted):
-            tune(tmp_path, name)
-        monkeypatch.setattr(Short, "stop_at", -1)
-        saved = checkpoint.load_latest(tmp_path / name)
-        assert saved is not None and 0 < saved[1]["step"] < 12
-        assert (saved[0]["play/start"] >= 0).all() and saved[0]["play/length"].any()
-        runs.append(tune(tmp_path, name))
+    played = episodes.read(runs[0].dir)
+    assert {(row["start"], row["length"] <= 3) for row in played if row["step"] <= 12} == {("data", True)}
+    assert {row["start"] for row in played if row["step"] > 15} == {"task"}
+    assert {row["seed"] for row in played} == {0.0, 1.0} and {row["success"] for row in played} <= {0.0, 1.0}
+    monkeypatch.setattr(Short, "steps", 0)
+    monkeypatch.setattr(Short, "stop_at", 2 * 7 + 9)  # after the evaluation at step 0, within an episode
+    with pytest.raises(offrl.Interrupted):
+        tune(tmp_path, "stopped")
+    monkeypatch.setattr(Short, "stop_at", -1)
+    saved = checkpoint.load_latest(tmp_path / "stopped")
+    assert saved is not None and 0 < saved[1]["step"] < 12
+    assert (saved[0]["play/start"] >= 0).all() and saved[0]["play/length"].any()
+    runs.append(tune(tmp_path, "stopped"))
     (tensors, _), (expected, _) = (checkpoint.load_latest(run.dir) or ({}, {}) for run in reversed(runs))
     assert all(torch.equal(tensors[k], v) for k, v in expected.items())
-    for name in ("metrics.jsonl", "scores.csv", "policies/seed_1.safetensors"):
+    for name in ("metrics.jsonl", "scores.csv", "episodes.csv", "finetune.json", "policies/seed_1.safetensors"):
         assert (runs[1].dir / name).read_bytes() == (runs[0].dir / name).read_bytes(), name
 
 
