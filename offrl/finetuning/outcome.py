@@ -149,18 +149,16 @@ def _standard_error(row: Mapping[str, Any], task: Task | None) -> float:
 
 
 def budget(run: SavedRun) -> dict[str, Any]:
-    """What a run was given: steps of each seed, environments, updates, rows of data. None: unknown, or not of its
-    kind.
+    """What a run was given: steps and updates of each seed (None: unknown), environments, utd and mixing where they
+    are its settings, updates before it, rows of data (None: unknown, or none).
     """
     saved, parent = read_yaml(run.dir / CONFIG), run.record["online"]["parent"]
     updates = [line["updates"] for line in lines_of(run.dir / TIMING) if "updates" in line]
-    residual = saved.get("mode") == "residual"
+    names = ("envs",) if saved.get("mode") == "residual" else ("envs", "utd", "mixing")
     return {
         "steps": int(saved["steps"]),
         "updates": updates[-1] if updates else None,
-        "envs": saved.get("envs"),
-        "utd": None if residual else saved.get("utd"),
-        "mixing": None if residual else saved.get("mixing"),
+        **{name: saved[name] for name in names if name in saved},
         "offline_updates": 0 if parent is None else int(parent["step"]),
         "rows": run.record["data"].get("rows"),
     }

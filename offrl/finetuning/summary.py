@@ -17,10 +17,12 @@ from offrl.finetuning.outcome import Outcome, minutes, outcomes
 from offrl.runs.record import SCORES
 from offrl.runs.run import SavedRun
 from offrl.runs.tables import interval_text, print_columns
+from offrl.settings.diff import value_text
 from offrl.settings.replicas import cell_name
 from offrl.statistics.intervals import mean_interval
 from offrl.system import files as checkpoint
 
+SETTINGS = ("envs", "utd", "mixing")  # of a budget
 PICTURE, FILE = "finetune.png", "finetune.json"
 # numbers of an outcome, as tables call them, and their digits
 MEASURES = {
@@ -83,12 +85,10 @@ def _reached(steps: Sequence[int | None]) -> str:
 
 def budget_text(budget: Mapping[str, Any], time: float | None) -> str:
     """What a run was given, in a line. time: in minutes."""
-    parts = [f"{budget['steps']:,} environment steps of each seed in {budget['envs']} environments"]
+    parts = [f"{budget['steps']:,} environment steps of each seed"]
     if budget["updates"] is not None:
         parts.append(f"{budget['updates']:,} updates")
-    if budget["utd"] is not None:
-        mixing = "null" if budget["mixing"] is None else budget["mixing"]
-        parts.append(f"utd {budget['utd']:g}, mixing {mixing}")
+    parts += [f"{name}={value_text(budget[name])}" for name in SETTINGS if name in budget]
     parts.append(f"after {budget['offline_updates']:,} offline updates")
     if budget["rows"] is not None:
         parts.append(f"{budget['rows']:,} rows of data")

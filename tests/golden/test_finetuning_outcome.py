@@ -82,8 +82,8 @@ def test_the_outcome_of_a_run(tmp_path: Path) -> None:
         "steps to a score of 50: 2 of 2 seeds, median step 100; 75: 0 of 2 seeds; 90: 0 of 2 seeds",
     ]
     assert budget_text(found.budget, 0.5) == (
-        "budget: 100 environment steps of each seed in 2 environments, 45 updates, utd 0.5, mixing null, after 700 "
-        "offline updates, 99 rows of data; 0.5 minutes"
+        "budget: 100 environment steps of each seed, 45 updates, envs=2, utd=0.5, mixing=null, after 700 offline "
+        "updates, 99 rows of data; 0.5 minutes"
     )
 
 
