@@ -99,16 +99,16 @@ def finetuning(context: ReportContext, reps: int) -> None:
     for run in (r for r in context.results.runs if r.record.get("kind") == "finetune"):
         try:
             results = outcomes(run)
+            texts = [(o.cell, line) for o in results for line in milestones(o)]
+            texts += [("", budget_text(o.budget, minutes(run))) for o in results[:1]]
         except (UserError, OSError, ValueError, KeyError, TypeError) as error:
             lines.append(f"{run.dir}: what fine-tuning gained cannot be read ({first_line(error)})")
             continue
+        lines += [f"{f'{run.dir.name} {cell}'.strip()}: {line}" for cell, line in texts]
         for o in results:
             numbers = {name: getattr(o, name) or [None] * len(o.seeds) for name in MEASURES}
             for i, seed in enumerate(o.seeds):
                 by_seed[str(run.dir), o.cell, seed] = {name: values[i] for name, values in numbers.items()}
-            where = f"{run.dir.name} {o.cell}".strip()
-            lines += [f"{where}: {line}" for line in milestones(o)]
-        lines += [f"{run.dir.name}: {budget_text(o.budget, minutes(run))}" for o in results[:1]]
     cells: dict[tuple[str, str], dict[str, list[Any]]] = {}
     for e in context.rows:
         own = [by_seed[key] for s in e.cell.scores if (key := (s.run, s.cell, s.seed)) in by_seed]
