@@ -84,8 +84,9 @@ def play_regrets(task: Task | None, rows: Sequence[Mapping[str, Any]]) -> tuple[
     (CORL, tinkoff-ai/CORL), each counted once, or as often as it has steps; None where there are none, or no scores.
     """
     own = [row for row in rows if row["start"] == episodes.STARTS[0] and row["length"]]
-    values = [None if task is None else task.score(row["return"], row["success"]) for row in own]
-    if not own or any(value is None for value in values):
+    scores = [None if task is None else task.score(row["return"], row["success"]) for row in own]
+    values = [float(score) for score in scores if score is not None]
+    if not own or len(values) < len(own):
         return None
     lengths = [row["length"] for row in own]
     weighted = math.fsum(n * v for n, v in zip(lengths, values, strict=True)) / math.fsum(lengths)
@@ -115,7 +116,7 @@ def outcomes(run: SavedRun) -> list[Outcome]:
         early = [[v for t, v in c.items() if 0 < t <= EARLY * spent["steps"]] for c in curves]
         regrets = [play_regrets(task, of(seed, played)) for seed in seeds] if unit == "score" else []
         complete = [pair for pair in regrets if pair is not None]
-        of_play = list(zip(*complete, strict=True)) if complete and len(complete) == len(seeds) else [None, None]
+        of_play = list(zip(*complete, strict=True)) if len(complete) == len(seeds) else []
         result.append(
             Outcome(
                 cell_name(values),
@@ -131,8 +132,9 @@ def outcomes(run: SavedRun) -> list[Outcome]:
                 {str(n): [steps_to(c, n) for c in curves] for n in LEVELS} if unit == "score" else {},
                 [*map(regret_mean, curves)] if unit == "score" else None,
                 [*map(regret_area, curves)] if unit == "score" else None,
-                *(None if values is None else [*values] for values in of_play),
-                spent,
+                regret_play=[*of_play[0]] if of_play else None,
+                regret_play_steps=[*of_play[1]] if of_play else None,
+                budget=spent,
             )
         )
     return result
