@@ -16,12 +16,12 @@ from offrl.data.raw import RawData
 from offrl.data.raw.infer import fitting_task
 from offrl.data.raw.streams import size_of
 from offrl.data.tools.convert import Progress, Written, convert
-from offrl.data.tools.states import set_state, states_of
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import trust
 from offrl.tasks.entries import PIXELS
 from offrl.tasks.environments import make_env
+from offrl.tasks.states import set_state, states_of
 from offrl.tasks.task import Task
 
 LOOKED = 64  # rows whose observations are compared with the environment's
@@ -61,7 +61,7 @@ def render(
 def _show(raw: RawData, task: Task, size: tuple[int, int], camera: str, memory: Memory, progress: Progress) -> None:
     """Add the images to the columns."""
     cure = "from which alone images can be made: record them with offrl collect, or images themselves (images=true)"
-    states = states_of(raw, cure)
+    states = states_of(raw.columns, raw.where, cure)
     name = PREFIX + (camera or PIXELS)
     if name in raw.columns:
         raise UserError(f"{raw.where} has the images '{camera or PIXELS}' already; render another camera")

@@ -83,14 +83,14 @@ def play_regrets(task: Task | None, rows: Sequence[Mapping[str, Any]]) -> tuple[
     """1 less the mean score / 100 of the episodes that were played from the task's starts, exploration included
     (CORL, tinkoff-ai/CORL), each counted once, or as often as it has steps; None where there are none, or no scores.
     """
-    own = [row for row in rows if row["start"] == episodes.STARTS[0] and row["length"]]
-    scores = [None if task is None else task.score(row["return"], row["success"]) for row in own]
+    task_episodes = [row for row in rows if row["start"] == episodes.STARTS[0] and row["length"]]
+    scores = [None if task is None else task.score(row["return"], row["success"]) for row in task_episodes]
     values = [float(score) for score in scores if score is not None]
-    if not own or len(values) < len(own):
+    if not values or len(values) < len(task_episodes):
         return None
-    lengths = [row["length"] for row in own]
+    lengths = [row["length"] for row in task_episodes]
     weighted = math.fsum(n * v for n, v in zip(lengths, values, strict=True)) / math.fsum(lengths)
-    return 1.0 - math.fsum(values) / len(own) / 100.0, 1.0 - weighted / 100.0
+    return 1.0 - math.fsum(values) / len(values) / 100.0, 1.0 - weighted / 100.0
 
 
 def outcomes(run: SavedRun) -> list[Outcome]:
@@ -106,11 +106,11 @@ def outcomes(run: SavedRun) -> list[Outcome]:
         def of(seed: int, table: Sequence[Mapping[str, Any]], values: Any = values) -> list[Mapping[str, Any]]:
             return [r for r in table if r["seed"] == seed and all(r[k] == v for k, v in values)]
 
-        own = [of(seed, rows) for seed in seeds]
-        curves = [{int(r["step"]): float(r[key]) for r in table} for table in own]
+        tables = [of(seed, rows) for seed in seeds]
+        curves = [{int(r["step"]): float(r[key]) for r in table} for table in tables]
         if any(0 not in curve or len(curve) < 2 for curve in curves):
             continue
-        errors = [_standard_error(table[0], task if unit == "score" else None) for table in own]
+        errors = [_standard_error(table[0], task if unit == "score" else None) for table in tables]
         last = [[c[t] for t in sorted(c) if t > 0][-LAST:] for c in curves]
         final = [math.fsum(v) / len(v) for v in last]
         early = [[v for t, v in c.items() if 0 < t <= EARLY * spent["steps"]] for c in curves]

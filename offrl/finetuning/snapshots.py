@@ -13,10 +13,10 @@ import numpy as np
 
 from offrl.data.memory import IN_MEMORY
 from offrl.data.tools.convert import read_whole
-from offrl.data.tools.states import set_state, states_of
 from offrl.errors import UserError
 from offrl.finetuning.config import FinetuneConfig
 from offrl.settings.dataset import DatasetConfig
+from offrl.tasks.states import set_state, states_of
 
 TASK = -1  # in place of a row: the episode begins where the task begins
 LOOKED = 64  # rows whose observations are compared with the environment's
@@ -72,7 +72,7 @@ def load(config: FinetuneConfig, settings: DatasetConfig, source: str) -> Snapsh
     if source == "arrays":
         raise UserError("starts=data reads recorded states from files, and these data are arrays from Python")
     parts = [read_whole(part, IN_MEMORY) for part in settings.as_recorded()]
-    states = [states_of(raw, CURE) for raw in parts]
+    states = [states_of(raw.columns, raw.where, CURE) for raw in parts]
     return Snapshots(
         " + ".join(raw.where for raw in parts),
         np.concatenate([raw.columns["observations"] for raw in parts]),

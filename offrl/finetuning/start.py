@@ -209,11 +209,11 @@ def resume(
     merged = {**flatten(run_settings), **{k: v for k, v in user_settings.items() if k not in other}}
     merged.pop("eval.env", None)
     config = choose(fill(FinetuneConfig(), merged, "finetune"), {}, fresh=False)
-    began = {"starts": "task", **identity["finetune"]}
+    initial = {"starts": "task", **identity["finetune"]}
     for name, value in user_settings.items():
-        if name in began and began[name] != getattr(config, name):
+        if name in initial and initial[name] != getattr(config, name):
             raise UserError(
-                f"{path} began with {name}={began[name]}, not {value}; begin another run, with another name="
+                f"{path} began with {name}={initial[name]}, not {value}; begin another run, with another name="
             )
     spec = runs.spec_of(record, path)
     data = None

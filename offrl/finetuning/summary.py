@@ -78,9 +78,9 @@ def milestones(outcome: Outcome) -> list[str]:
 
 def _reached(steps: Sequence[int | None]) -> str:
     """`2 of 4 seeds, median step 3,000`."""
-    there = [step for step in steps if step is not None]
-    median = f", median step {statistics.median(there):,.0f}" if there else ""
-    return f"{len(there)} of {len(steps)} seeds{median}"
+    reached = [step for step in steps if step is not None]
+    median = f", median step {statistics.median(reached):,.0f}" if reached else ""
+    return f"{len(reached)} of {len(steps)} seeds{median}"
 
 
 def budget_text(budget: Mapping[str, Any], time: float | None) -> str:

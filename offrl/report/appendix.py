@@ -111,24 +111,24 @@ def finetuning(context: ReportContext, reps: int) -> None:
                 by_seed[str(run.dir), o.cell, seed] = {name: values[i] for name, values in numbers.items()}
     cells: dict[tuple[str, str], dict[str, list[Any]]] = {}
     for e in context.rows:
-        own = [by_seed[key] for s in e.cell.scores if (key := (s.run, s.cell, s.seed)) in by_seed]
-        columns = {name: [values[name] for values in own] for name in MEASURES}
-        if own:
+        seeds = [by_seed[key] for s in e.cell.scores if (key := (s.run, s.cell, s.seed)) in by_seed]
+        columns = {name: [values[name] for values in seeds] for name in MEASURES}
+        if seeds:
             cells[e.dataset, e.label] = {name: column for name, column in columns.items() if None not in column}
     if not cells and not lines:
         return
     page = context.page
     page.heading("Fine-tuning")
     page.text(ONLINE, "small")
-    rows = [[*key, *(_measured(name, [own.get(name, [])]) for name in MEASURES)] for key, own in cells.items()]
+    rows = [[*key, *(_measured(name, [columns.get(name, [])]) for name in MEASURES)] for key, columns in cells.items()]
     page.table(["dataset", "algorithm", *(title.partition(" {")[0] for title, _ in MEASURES.values())], rows)
     page.items(lines)
     for c in context.comparisons:
         tasks = {label: [cells.get((dataset, label), {}) for dataset in c.group.datasets] for label in c.group.scores}
         rows = [
-            [label, *(_measured(name, [own.get(name, []) for own in owns], reps) for name in POOLED)]
-            for label, owns in tasks.items()
-            if all(owns)
+            [label, *(_measured(name, [columns.get(name, []) for columns in parts], reps) for name in POOLED)]
+            for label, parts in tasks.items()
+            if all(parts)
         ]
         if rows:
             page.table(["algorithm", *(MEASURES[name][0] for name in POOLED)], rows, caption=f"{c.group.name}: {POOL}")

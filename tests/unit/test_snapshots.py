@@ -46,6 +46,7 @@ class Short(Corridor):
 
     def __init__(self) -> None:
         super().__init__(9, 7)
+        self.right[:] = 1
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         Short.steps += 1

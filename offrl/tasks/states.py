@@ -1,27 +1,26 @@
-"""The simulator's states that a dataset holds beside its rows, and environments put into them."""
+"""The simulator's states that data hold beside their rows, and environments put into them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from offrl.data.formats.provenance import INFOS
-from offrl.data.raw import RawData
 from offrl.errors import UserError, first_line
 
-STATES = ("qpos", "qvel", "button_states")  # arguments of set_state; the last one of OGBench's scenes and puzzles
+# columns of the arguments of set_state; the last one is of OGBench's scenes and puzzles
+STATES = ("infos/qpos", "infos/qvel", "infos/button_states")
 
 
-def states_of(raw: RawData, cure: str) -> list[np.ndarray]:
+def states_of(columns: Mapping[str, np.ndarray], where: str, cure: str) -> list[np.ndarray]:
     """The states of the rows before their actions, [R, ...] for each argument of `set_state`.
 
-    cure: ends the message where there are none, a UserError.
+    where: the data; cure: ends the message where there are none, a UserError.
     """
-    if not {INFOS + "qpos", INFOS + "qvel"} <= raw.columns.keys():
-        raise UserError(f"{raw.where} holds no states of MuJoCo (qpos and qvel), {cure}")
-    return [raw.columns[INFOS + name] for name in STATES if INFOS + name in raw.columns]
+    if not {*STATES[:2]} <= columns.keys():
+        raise UserError(f"{where} holds no states of MuJoCo (qpos and qvel), {cure}")
+    return [columns[name] for name in STATES if name in columns]
 
 
 def set_state(env: Any, states: Sequence[np.ndarray], row: int, name: str, where: str) -> None:
