@@ -75,10 +75,11 @@ def tune(folder: Path, name: str = "online", env: Any = Short, **more: Any) -> o
     call = {
         "dataset": str(file),
         "mixing": 0,
-        "steps": 24,
+        "steps": 16,
         "warmup": 4,
         "seeds": 2,
         "starts": "data",
+        "start_limit": 3,
         "max_steps": 7,
         **more,
     }
@@ -140,11 +141,11 @@ def test_a_stop_inside_one_leaves_no_trace_and_none_counts(tmp_path: Path, monke
     monkeypatch.setattr(Short, "steps", 0)
     runs = [tune(tmp_path, "run")]
     lines = [json.loads(line) for line in (runs[0].dir / "metrics.jsonl").read_text().splitlines()]
-    assert [line["online/episodes"] for line in lines[:3]] == [[0.0, 0.0]] * 3  # the first half: none from the start
+    assert [line["online/episodes"] for line in lines[:2]] == [[0.0, 0.0]] * 2  # the first half: none from the start
     assert max(sum(line["online/episodes"]) for line in lines) > 0
     played = episodes.read(runs[0].dir)
-    assert {(row["start"], row["length"] <= 3) for row in played if row["step"] <= 12} == {("data", True)}
-    assert {row["start"] for row in played if row["step"] > 15} == {"task"}
+    assert {(row["start"], row["length"] <= 3) for row in played if row["step"] <= 8} == {("data", True)}
+    assert {row["start"] for row in played if row["step"] > 11} == {"task"}
     assert {row["seed"] for row in played} == {0.0, 1.0} and {row["success"] for row in played} <= {0.0, 1.0}
     monkeypatch.setattr(Short, "steps", 0)
     monkeypatch.setattr(Short, "stop_at", 2 * 7 + 9)  # after the evaluation at step 0, within an episode
@@ -152,7 +153,7 @@ def test_a_stop_inside_one_leaves_no_trace_and_none_counts(tmp_path: Path, monke
         tune(tmp_path, "stopped")
     monkeypatch.setattr(Short, "stop_at", -1)
     saved = checkpoint.load_latest(tmp_path / "stopped")
-    assert saved is not None and 0 < saved[1]["step"] < 12
+    assert saved is not None and 0 < saved[1]["step"] < 8
     assert (saved[0]["play/start"] >= 0).all() and saved[0]["play/length"].any()
     runs.append(tune(tmp_path, "stopped"))
     (tensors, _), (expected, _) = (checkpoint.load_latest(run.dir) or ({}, {}) for run in reversed(runs))
@@ -179,8 +180,8 @@ def test_states_that_are_not_there_or_others_are_refused(tmp_path: Path) -> None
             tune(tmp_path, dataset=str(file))
     with pytest.raises(UserError, match="start_limit=1 is out of range"):
         tune(tmp_path, start_limit=1)
-    with pytest.raises(UserError, match=r"start_share=0\.5 is a setting of starts=data"):
-        tune(tmp_path, start_share=0.5, starts="task")
+    with pytest.raises(UserError, match="start_limit=3 is a setting of starts=data"):
+        tune(tmp_path, starts="task")
     with pytest.raises(UserError, match="name them, dataset=NAME"):
         tune(tmp_path, dataset=None)
     arrays = from_arrays(np.eye(9)[[1, 2]], np.array([0, 1]), np.zeros(2), episode_ends=[1], num_actions=2)
