@@ -159,7 +159,7 @@ def budget(run: SavedRun) -> dict[str, Any]:
     names = ("envs",) if saved.get("mode") == "residual" else ("envs", "utd", "mixing")
     return {
         "steps": int(saved["steps"]),
-        "updates": updates[-1] if updates else None,
+        "updates": int(updates[-1]) if updates else None,
         **{name: saved[name] for name in names if name in saved},
         "offline_updates": 0 if parent is None else int(parent["step"]),
         "rows": run.record["data"].get("rows"),
