@@ -44,9 +44,8 @@ def test_a_chain_with_a_reward_at_its_end(starts: str, tmp_path: Path) -> None:
 class PointMaze(gym.Env[Any, Any]):
     """A point that begins at one end of a corridor with four bends; the other end pays 1 and ends the episode."""
 
-    free = np.array(
-        [[c == "." for c in row] for row in "####### #.....# #####.# #.....# #.##### #.....# #######".split()]
-    )
+    maze = ("#######", "#.....#", "#####.#", "#.....#", "#.#####", "#.....#", "#######")
+    free = np.array([[cell == "." for cell in row] for row in maze])
     observation_space = spaces.Box(-2.0, 2.0, (2,))
     action_space = spaces.Box(-1.0, 1.0, (2,))
 
