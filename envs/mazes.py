@@ -65,7 +65,8 @@ class _Maze(BaseEnvironment):
         self.goal = np.zeros(2)
         self._renderer: Any = None
 
-    def _set_state(self, qpos: np.ndarray, qvel: np.ndarray) -> None:
+    def set_state(self, qpos: np.ndarray, qvel: np.ndarray) -> None:
+        """Put the simulator into a state, as Gymnasium's MuJoCo environments do."""
         mujoco.mj_resetData(self.model, self.data)
         self.data.qpos[:], self.data.qvel[:] = qpos, qvel
         # one that the XML puts at 0 0 0 would stay there
@@ -79,14 +80,14 @@ class _Maze(BaseEnvironment):
         self.data.ctrl[:] = np.clip(action, -1.0, 1.0)
         mujoco.mj_step(self.model, self.data, nstep=self.frame_skip)
 
-    def _observe(self) -> np.ndarray:
+    def _get_obs(self) -> np.ndarray:
         return np.concatenate([self.data.qpos, self.data.qvel])
 
     def _told(self) -> Info:
         """The info of a reset: "goal" is the current observation moved to the goal, for goal-conditioned policies (as
         HIQL's on D4RL).
         """
-        observation = self._observe()
+        observation = self._get_obs()
         observation[:2] = self.goal
         return {"success": False, "goal": observation}
 
@@ -125,8 +126,8 @@ class Maze2d(_Maze):
 
     def begin(self, options: Info) -> tuple[np.ndarray, Info]:
         start = self._starts[self.np_random.integers(len(self._starts))]
-        self._set_state(start + self.np_random.uniform(-0.1, 0.1, 2), 0.1 * self.np_random.standard_normal(2))
-        return self._observe(), {**self._told(), "success": self._distance() <= REACH}
+        self.set_state(start + self.np_random.uniform(-0.1, 0.1, 2), 0.1 * self.np_random.standard_normal(2))
+        return self._get_obs(), {**self._told(), "success": self._distance() <= REACH}
 
     def step(self, action: np.ndarray) -> Step:
         np.clip(self.data.qvel, -5.0, 5.0, out=self.data.qvel)
@@ -134,7 +135,7 @@ class Maze2d(_Maze):
         distance = self._distance()
         success = distance <= REACH
         return (
-            self._observe(),
+            self._get_obs(),
             float(np.exp(-distance)) if self.dense else float(success),
             False,
             False,
@@ -159,13 +160,13 @@ class AntMaze(_Maze):
         noise = self.np_random.uniform(0.0, 0.25 * ANT_SCALE, 2) + self.np_random.uniform(0.0, 0.125 * ANT_SCALE, 2)
         self.goal = np.maximum(centre + noise, 0.0)
         qpos = self._rest + self.np_random.uniform(-0.1, 0.1, self.model.nq)
-        self._set_state(qpos, 0.1 * self.np_random.standard_normal(self.model.nv))
-        return self._observe(), self._told()
+        self.set_state(qpos, 0.1 * self.np_random.standard_normal(self.model.nv))
+        return self._get_obs(), self._told()
 
     def step(self, action: np.ndarray) -> Step:
         self._simulate(action)
         success = self._distance() <= REACH
-        return self._observe(), float(success), success, False, {"success": success}
+        return self._get_obs(), float(success), success, False, {"success": success}
 
 
 @functools.cache

@@ -320,7 +320,7 @@ def finetune_from(
     run_dir = directory(start)
     play_and_learn(start, run_dir)
     done = Run(run_dir)
-    write(done, start.config.steps)
+    write(done)
     return done
 
 

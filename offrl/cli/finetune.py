@@ -22,8 +22,9 @@ def run(arguments: list[str]) -> int:
         check_run(path)
     from offrl.api import finetune_from
     from offrl.errors import Interrupted
-    from offrl.finetuning.summary import FILE, PICTURE, outcomes, report
-    from offrl.runs.record import CONFIG
+    from offrl.finetuning.episodes import FILE as PLAYED
+    from offrl.finetuning.outcome import outcomes
+    from offrl.finetuning.summary import FILE, PICTURE, report
     from offrl.system.signals import terminable
 
     try:
@@ -32,10 +33,8 @@ def run(arguments: list[str]) -> int:
     except Interrupted as stop:
         say(f"offrl: {stop}", file=sys.stderr)
         return 130
-    from offrl.settings.presets import read_yaml
-
-    report(saved_run, outcomes(saved_run, int(read_yaml(saved_run.dir / CONFIG)["steps"])))
-    files = ("scores.csv", "metrics.jsonl", PICTURE, FILE, "policies", "tensorboard")
+    report(saved_run, outcomes(saved_run))
+    files = ("scores.csv", "metrics.jsonl", PLAYED, PICTURE, FILE, "policies", "tensorboard")
     say(
         f"{saved_run.algorithm}: {saved_run.dir}{os.sep} "
         f"({', '.join(n for n in files if (saved_run.dir / n).exists())})"

@@ -11,20 +11,19 @@ import numpy as np
 
 from offrl.collect.pictures import check_camera, rendered
 from offrl.data.formats.image_columns import PREFIX
-from offrl.data.formats.provenance import INFOS
 from offrl.data.memory import Memory
 from offrl.data.raw import RawData
 from offrl.data.raw.infer import fitting_task
 from offrl.data.raw.streams import size_of
 from offrl.data.tools.convert import Progress, Written, convert
-from offrl.errors import UserError, first_line
+from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import trust
 from offrl.tasks.entries import PIXELS
 from offrl.tasks.environments import make_env
+from offrl.tasks.states import set_state, states_of
 from offrl.tasks.task import Task
 
-STATES = ("qpos", "qvel", "button_states")  # arguments of set_state; the last one of OGBench's scenes and puzzles
 LOOKED = 64  # rows whose observations are compared with the environment's
 
 
@@ -61,12 +60,8 @@ def render(
 
 def _show(raw: RawData, task: Task, size: tuple[int, int], camera: str, memory: Memory, progress: Progress) -> None:
     """Add the images to the columns."""
-    states = [raw.columns[INFOS + name] for name in STATES if INFOS + name in raw.columns]
-    if not {INFOS + "qpos", INFOS + "qvel"} <= raw.columns.keys():
-        raise UserError(
-            f"{raw.where} holds no states of MuJoCo (qpos and qvel), from which alone images can be made: record them "
-            "with offrl collect, or images themselves (images=true)"
-        )
+    cure = "from which alone images can be made: record them with offrl collect, or images themselves (images=true)"
+    states = states_of(raw.columns, raw.where, cure)
     name = PREFIX + (camera or PIXELS)
     if name in raw.columns:
         raise UserError(f"{raw.where} has the images '{camera or PIXELS}' already; render another camera")
@@ -78,13 +73,7 @@ def _show(raw: RawData, task: Task, size: tuple[int, int], camera: str, memory: 
         images: np.ndarray | None = None
         differ = 0
         for row in range(raw.rows):
-            try:
-                base.set_state(*(np.asarray(part[row], np.float64) for part in states))
-            except Exception as error:  # third-party environment
-                raise UserError(
-                    f"{task.env_id} does not take the states of {raw.where}, row {row} "
-                    f"({type(error).__name__}: {first_line(error)}): name the environment that they are of, env=ID"
-                ) from error
+            set_state(env, states, row, str(task.env_id), raw.where)
             image = rendered(env, size, str(task.env_id))
             if images is None:
                 images = memory.empty(name, (raw.rows, *image.shape), np.uint8)

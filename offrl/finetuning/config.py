@@ -14,6 +14,7 @@ from offrl.settings.train import CheckpointConfig
 
 FROM_SCRATCH_WARMUP = 1_000
 ENVIRONMENTS = {"transitions": 1, "residual": 16}  # unless `envs` says otherwise
+STARTS = ("start_steps", "start_limit", "start_share")  # settings of starts=data
 # what an algorithm's `finetune` block may say besides settings of its own
 CONVENTIONS = ("mixing", "update_every", "noise", "warmup")
 
@@ -64,6 +65,21 @@ class FinetuneConfig:
     max_steps: int | None = setting(
         None, "cut episodes, played and scored, after so many steps; null: the environment's own limit", low=1
     )
+    starts: str = setting(
+        "task",
+        "task: episodes begin where the task's do; data: in recorded states of the data (columns infos/qpos and "
+        "infos/qvel), during the first start_steps steps",
+        choices=("task", "data"),
+    )
+    start_steps: int | None = setting(
+        None, "environment steps of each replica during which episodes begin in states of the data; null: half", low=1
+    )
+    start_limit: int | None = setting(
+        100, "cut episodes that begin in a state of the data after so many steps; null: as the others", low=2
+    )
+    start_share: float = setting(
+        1.0, "share of the episodes of those steps that begin in states of the data", above=0.0, high=1.0
+    )
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log_every: int = setting(1_000, "environment steps between two lines of metrics", low=1)
@@ -81,6 +97,11 @@ class FinetuneConfig:
         None, "a fine-tuning run to continue; neither the run that it began from nor its settings are needed"
     )
     quiet: bool = setting(False, "print the final table only (also --quiet)")
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether the data are needed: for batches, or for states in which episodes begin."""
+        return self.mixing != 0.0 or self.starts == "data"
 
 
 # What may change when a fine-tuning run is continued: these alter neither an update nor an episode. `steps` alters both
@@ -130,6 +151,11 @@ def choose(config: FinetuneConfig, online: Mapping[str, Any], fresh: bool) -> Fi
     evaluation = (
         config.eval if config.max_steps is None else dataclasses.replace(config.eval, max_steps=config.max_steps)
     )
+    if config.starts == "data" and config.start_steps is None:
+        chosen["start_steps"] = -(-config.steps // 2)
+    plain = FinetuneConfig()
+    if config.starts == "task" and (name := next((k for k in STARTS if getattr(config, k) != getattr(plain, k)), None)):
+        raise UserError(f"{name}={getattr(config, name)} is a setting of starts=data")
     envs = ENVIRONMENTS[config.mode] if config.envs is None else config.envs
     return dataclasses.replace(config, **chosen, warmup=warmup, envs=envs, eval=evaluation)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from offrl.data.fit import check_fit
 from offrl.errors import UserError, warn
 from offrl.evaluation.arrays import finite_rows
 from offrl.evaluation.steppers import StepFailed, Steps, step_all
-from offrl.tasks.entries import entries
+from offrl.finetuning.snapshots import TASK, Snapshots
 from offrl.tasks.environments import action_kind, episode_limit, flattener, make_env, to_space
 from offrl.tasks.episodes import ENDLESS, mujoco_warnings
 from offrl.tasks.task import Task
@@ -46,10 +46,22 @@ class Seat:
     episode: int = -1  # of this environment, from 0
     total: float = 0.0  # of the rewards so far, as the environment gave them
     actions: list[np.ndarray] = field(default_factory=list)  # in [-1, 1], or choices: of the steps so far
+    start: int = TASK  # the row of the data in whose state the episode began
+    success: float = np.nan  # the best of the steps so far, in [0, 1]; NaN: the environment said nothing
 
     def where(self, step: int | None = None) -> str:
         at = "" if step is None else f", step {step}"
         return f"(seed {self.seed}, environment {self.number}, episode {self.episode}{at})"
+
+
+class Ended(NamedTuple):
+    """An episode that ended."""
+
+    replica: int
+    total: float  # of the rewards, as the environment gave them
+    length: int
+    start: int  # see `Seat`
+    success: float | None  # the best of its steps, in [0, 1]; None: the environment said nothing
 
 
 @dataclass
@@ -64,7 +76,7 @@ class Turn:
     terminated: np.ndarray  # [K] bool
     over: np.ndarray  # [K] bool: terminated or truncated
     valid: np.ndarray  # [K] bool: False where the physics blew up, after which there is no transition
-    ended: list[tuple[int, float, int]]  # (replica, return, length) of the episodes that ended
+    ended: list[Ended]
     successes: np.ndarray  # [K] float64 in [0, 1] of this step; NaN where the environment said nothing
     costs: np.ndarray  # [K] float64 of this step; likewise
 
@@ -88,6 +100,9 @@ class Play:
         """
         self.task, self.spec, self.seed, self.margin = task, spec, seed, margin
         self.end_on_success = False  # whether a success ends its episode
+        self.t = 0  # environment steps of each replica
+        self.envs = envs
+        self.snapshots: Snapshots | None = None  # in which episodes begin
         self.name = task.env_id or task.name
         self._stack = contextlib.ExitStack()
         first = make_env(task)
@@ -126,10 +141,15 @@ class Play:
         """Close the environments."""
         self._stack.close()
 
+    def begin_in(self, snapshots: Snapshots) -> None:
+        """Let episodes begin in states of the data. Raises UserError where they are not the environment's."""
+        snapshots.check(self.seats[0].env, self.flatten, self.name)
+        self.snapshots = snapshots
+
     def begin(self) -> None:
         """The first episode of every environment."""
         for k, seat in enumerate(self.seats):
-            self._reset(k, seat)
+            self._begin(k, seat)
 
     def step(self, actions: np.ndarray) -> Turn:
         """One step of every environment, and a new episode where one is over. actions [K, A] in [-1, 1], finite, or [K]
@@ -159,14 +179,17 @@ class Play:
             )
         before, ended = self.current.copy(), []
         self.current[:] = rows
+        self.t += self.envs
         for k, seat in enumerate(self.seats):
             if valid[k]:
                 seat.actions.append(stored[k])
                 seat.total += float(rewards[k])
-            over[k] |= terminated[k] or len(seat.actions) >= self.limit
+                seat.success = float(np.fmax(seat.success, steps.successes[k]))
+            over[k] |= terminated[k] or len(seat.actions) >= self._limit(seat)
             if over[k]:
-                ended.append((seat.replica, seat.total, len(seat.actions)))
-                self._reset(k, seat)
+                success = None if np.isnan(seat.success) else seat.success
+                ended.append(Ended(seat.replica, seat.total, len(seat.actions), seat.start, success))
+                self._begin(k, seat)
         return Turn(before, stored, rewards, rows, terminated, over, valid, ended, steps.successes, steps.costs)
 
     # ---- in the middle of an episode
@@ -176,7 +199,8 @@ class Play:
         lengths = [len(seat.actions) for seat in self.seats]
         actions = [np.stack(seat.actions) for seat in self.seats if seat.actions]
         empty = np.zeros((0,) if self.discrete else (0, self.choices), np.int64 if self.discrete else np.float32)
-        return {
+        starts = {} if self.snapshots is None else {"start": torch.tensor([seat.start for seat in self.seats])}
+        return starts | {
             "episode": torch.tensor([seat.episode for seat in self.seats]),
             "length": torch.tensor(lengths),
             "actions": torch.from_numpy(np.concatenate([empty, *actions])),
@@ -186,11 +210,11 @@ class Play:
     def resume(self, state: dict[str, torch.Tensor]) -> tuple[list[Turn], list[int]]:
         """Play the running episodes again: (what came of each step, of all environments as `step` gives it but for rows
         whose episode was shorter, which are not `valid`; the environments that did not come back to where they were,
-        and begin a new episode)."""
-        lengths = state["length"].tolist()
+        and begin a new episode). `t` is to be that of the state."""
+        lengths, starts = state["length"].tolist(), state.get("start", torch.full_like(state["length"], TASK))
         parts = np.split(state["actions"].numpy(), np.cumsum(lengths)[:-1])
         for k, (seat, episode) in enumerate(zip(self.seats, state["episode"].tolist(), strict=True)):
-            seat.episode = episode - 1
+            seat.episode, seat.start = episode, int(starts[k])
             self._reset(k, seat)
         turns, restarted = [], set()
         for t in range(max(lengths)):
@@ -207,6 +231,7 @@ class Play:
                     continue
                 seat.actions.append(parts[k][t])
                 seat.total += float(steps.rewards[i])
+                seat.success = float(np.fmax(seat.success, steps.successes[i]))
                 turn.observations[k], turn.next_observations[k] = self.current[k], rows[i]
                 turn.actions[k], turn.rewards[k], turn.valid[k] = parts[k][t], steps.rewards[i], True
                 turn.costs[k] = steps.costs[i]
@@ -214,7 +239,7 @@ class Play:
         saved = state["current"].numpy()
         restarted |= {k for k in range(len(self.seats)) if self.current[k].tobytes() != saved[k].tobytes()}
         for k in sorted(restarted):
-            self._reset(k, self.seats[k])
+            self._begin(k, self.seats[k])
         return turns, sorted(restarted)
 
     # ---- one environment
@@ -236,11 +261,25 @@ class Play:
             unknown.copy(),
         )
 
-    def _reset(self, k: int, seat: Seat) -> None:
+    def _limit(self, seat: Seat) -> int:
+        return self.limit if self.snapshots is None or seat.start == TASK else min(self.limit, self.snapshots.limit)
+
+    def _begin(self, k: int, seat: Seat) -> None:
+        """The next episode of environment k."""
         seat.episode += 1
-        seat.total, seat.actions = 0.0, []
+        if self.snapshots is not None:
+            seat.start = self.snapshots.draw(seat.seed, seat.number, seat.episode, self.t)
+        self._reset(k, seat)
+
+    def _reset(self, k: int, seat: Seat) -> None:
+        """Begin the seat's episode."""
+        seat.total, seat.success, seat.actions = 0.0, np.nan, []
         try:
             observation, _ = seat.env.reset(seed=start_seed(self.seed, seat.seed, seat.number, seat.episode))
+            if self.snapshots is not None and seat.start != TASK:
+                observation = self.snapshots.enter(seat.env, seat.start, self.name)
+        except UserError:
+            raise
         except Exception as error:  # third-party environment
             raise UserError(f"{self.name} failed on reset {seat.where()}: {type(error).__name__}: {error}") from error
         row = np.asarray(self.flatten(observation))
@@ -284,43 +323,3 @@ class Play:
         row = np.zeros(self.shape, self.kind)
         row[...] = self.flatten(observation)
         return row
-
-
-def spec_of(task: Task) -> tuple[DataSpec, Task]:
-    """The specification read from an environment, for fine-tuning without data, and the task with the order of its Dict
-    observations. Raises UserError for unbounded actions."""
-    import gymnasium as gym
-
-    env = make_env(task)
-    try:
-        # there are no data that differ: sorted
-        if isinstance(env.observation_space, gym.spaces.Dict) and not task.observation_keys:
-            keys = tuple("/".join(map(str, path)) for path, _ in entries(env.observation_space))
-            task = replace(task, observation_keys=keys)
-        _, shape, kind = flattener(env, task.observation_keys)
-        discrete, size = action_kind(env)
-        low, high = (), ()
-        if not discrete:
-            bounds = (env.action_space.low, env.action_space.high)  # type: ignore[attr-defined]
-            low, high = (tuple(np.asarray(bound, np.float32).reshape(-1).tolist()) for bound in bounds)
-            if not np.isfinite([low, high]).all():
-                raise UserError(f"{task.name} has actions without bounds; wrap it in gymnasium.wrappers.RescaleAction")
-    finally:
-        env.close()
-    if np.dtype(kind).names:
-        raise UserError(
-            f"{task.name} has images, of which data say how many a policy sees: dataset=PATH mixing=0 takes what they "
-            "say, and learns from play alone"
-        )
-    spec = DataSpec(
-        shape,
-        1 if discrete else size,
-        discrete,
-        size if discrete else 0,
-        low,
-        high,
-        name=task.name,
-        source="environment",
-        task=replace(task, env_factory=None),
-    )
-    return spec, task

@@ -22,6 +22,7 @@ from offrl.finetuning.learner import Learner
 from offrl.finetuning.replay_buffer import MixedBatches, Replay, Ring
 from offrl.finetuning.residual.loop import ResidualLoop
 from offrl.finetuning.session import OnlineLoop
+from offrl.finetuning.snapshots import load as load_snapshots
 from offrl.finetuning.start import Start
 from offrl.finetuning.transitions import Rows, columns_for, returns_of
 from offrl.settings.presets import finetune_settings
@@ -52,6 +53,8 @@ def finetune(start: Start, run_dir: Path) -> None:
         play = stack.enter_context(
             Play(start.task, start.spec, seeds, config.envs or 1, config.seed, config.eval.max_steps, margin)
         )
+        if config.starts == "data" and start.data is not None:
+            play.begin_in(load_snapshots(config, start.data, start.spec.source))
         start.spec = settled(start.spec, play.seats[0].env)
         set_spec(start.algorithm, start.spec)
         kind = ResidualLoop if config.mode == "residual" else TransitionLoop
@@ -128,6 +131,13 @@ class TransitionLoop(OnlineLoop):
                 f"learning from rewards as the data's were transformed: {spec.reward_scale:g} x reward + "
                 f"{spec.reward_shift:g}"
             )
+        if (snapshots := self.play.snapshots) is not None:
+            end = min(snapshots.steps, self.steps)
+            lines.append(
+                f"{snapshots.share:.0%} of the episodes of the first {end:,} steps begin in one of "
+                f"{len(snapshots.observations):,} states of {snapshots.where}, cut after {snapshots.limit:,} steps"
+                + (", none where the task begins" if snapshots.share == 1.0 and end == self.steps else "")
+            )
         return lines
 
     # ---- play
@@ -138,9 +148,9 @@ class TransitionLoop(OnlineLoop):
         turn = self.play.step(self._actions())
         self.replay.add(*self.rows.take(turn))
         self.t += self.envs
-        for replica, _, _ in turn.ended:
-            self.ended[replica] = True
-        self._count(turn)
+        for episode in turn.ended:
+            self.ended[episode.replica] = True
+        self._count(turn, self.t)
         self._report(self.t)
         if config.update_every == "episode":
             moment = bool(self.ended.all())

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from offrl.errors import UserError
-from offrl.finetuning.config import FREE
+from offrl.finetuning.config import FREE, STARTS
 from offrl.finetuning.start import KIND, Start
 from offrl.runs import record as runs
 from offrl.settings.diff import difference
@@ -52,6 +52,9 @@ def identity(start: Start) -> dict[str, Any]:
     }
     if start.config.mode == "transitions":  # older runs do not say it
         del values["finetune"]["mode"]
+    if start.config.starts == "task":
+        for name in ("starts", *STARTS):
+            del values["finetune"][name]
     if start.data is not None:
         values["dataset"] = without_places(start.data)
     if start.anneal or (start.config.mode == "residual" and start.algorithm.config.schedule == "cosine"):

@@ -5,6 +5,7 @@ stopping.
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from pathlib import Path
@@ -17,6 +18,8 @@ from offrl.algorithm import Metrics, TrainState
 from offrl.errors import Interrupted, UserError, unsaid, warn
 from offrl.evaluation.evaluator import Evaluator
 from offrl.finetuning.environments import Play, Turn
+from offrl.finetuning.episodes import EpisodeLog
+from offrl.finetuning.snapshots import TASK
 from offrl.finetuning.start import Start
 from offrl.runs.log import RunLog
 from offrl.settings.evaluation import worker_count
@@ -40,6 +43,7 @@ class OnlineLoop(ABC):
     """
 
     COUNTERS: tuple[str, ...] = ("lined", "scored", "line_updates", "updates", "goal")  # a checkpoint holds them
+    first = 0  # updates that were made before the run
     learner: LocalEngine
 
     def __init__(
@@ -72,6 +76,7 @@ class OnlineLoop(ABC):
         self.alive = torch.ones(self.many, dtype=torch.bool)
         # since the last line: number, sums of returns and of lengths
         self.episodes = torch.zeros(3, self.many, dtype=torch.float64)
+        self.clock = time.monotonic()  # at the last line
         self.recent: deque[float] = deque(maxlen=20)
         self.checkpoints = Checkpoints(run_dir, config.checkpoint.keep, start.algorithm.config.name, self.replicas)
         state = first_state(start.algorithm, self.replicas) if start.state is None else start.state
@@ -153,6 +158,7 @@ class OnlineLoop(ABC):
             replicas=self.replicas,
             title="",
         )
+        self.played = EpisodeLog(self.run_dir, self.replicas, -1 if saved is None else self.t)
         self.bar = Progress(f"{start.label} in {self.play.name}", self.steps, "steps", config.quiet, self.t)
         # with fewer updates processes that score beside them do not pay
         brief = config.eval.workers is None and self.most_updates < PAYS_FROM
@@ -182,7 +188,7 @@ class OnlineLoop(ABC):
 
     def run(self) -> None:
         """To the end, or raise Interrupted or UserError."""
-        with self.log, self.bar, self.signals.handled(self.bar.say):
+        with self.log, self.played.lines.file, self.bar, self.signals.handled(self.bar.say):
             try:
                 while True:
                     self._learn()
@@ -226,11 +232,14 @@ class OnlineLoop(ABC):
             self._save()
         raise Interrupted(self.t, self.run_dir)
 
-    def _count(self, turn: Turn) -> None:
-        """The episodes that ended, for the next line and the progress bar."""
-        for replica, total, length in turn.ended:
-            self.recent.append(total)
-            self.episodes[:, replica] += torch.tensor([1.0, total, float(length)], dtype=torch.float64)
+    def _count(self, turn: Turn, t: int) -> None:
+        """The episodes that ended at step t, for episodes.csv, the next line and the progress bar."""
+        self.played.add(t, turn.ended)
+        for episode in turn.ended:
+            if episode.start == TASK:  # others are shorter, and begin elsewhere
+                self.recent.append(episode.total)
+                counts = torch.tensor([1.0, episode.total, float(episode.length)], dtype=torch.float64)
+                self.episodes[:, episode.replica] += counts
 
     def _report(self, t: int) -> None:
         """Show the progress at step t."""
@@ -274,6 +283,9 @@ class OnlineLoop(ABC):
         self.log.metrics(
             self.t, dict(sorted({**means, **{k: v.tolist() for k, v in metrics.items()}, **self._played()}.items()))
         )
+        now = time.monotonic()
+        self.log.timing(self.t, online=now - self.clock, updates=self.updates - self.first)
+        self.clock = now
         self.episodes.zero_()
         self.lined, self.line_updates = self.t, self.updates
         self.saved = min(self.saved, self.t - 1)  # a checkpoint of this step does not know of the line
@@ -299,6 +311,7 @@ class OnlineLoop(ABC):
     def _save(self) -> None:
         tree, meta = self._holds()
         self.log.sync()
+        self.played.lines.sync()
         meta = {**{k: getattr(self, k) for k in self.COUNTERS}, **meta}
         tree = {"play": self.play.state(), "episodes": self.episodes, **tree}
         self.checkpoints.save(self.t, self.learner, self.alive, self.updates == self.line_updates, tree, meta)
@@ -313,6 +326,7 @@ class OnlineLoop(ABC):
         self._restore(saved)
         if self.t >= self.steps:  # nothing more is played
             return []
+        self.play.t = self.t
         turns, restarted = self.play.resume(part(saved.tensors, "play"))
         self._resume_play(saved, turns, restarted)
         return restarted

@@ -13,9 +13,19 @@ from offrl.data.dataset import Dataset
 from offrl.encoding import set_spec
 from offrl.errors import UserError, nearest, warn
 from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, choose
-from offrl.finetuning.environments import spec_of
 from offrl.finetuning.residual.setup import begin as begin_residual
-from offrl.finetuning.start import KIND, Factory, Start, check_rewards, load, null_or_number, resume, run_data, task_of
+from offrl.finetuning.start import (
+    KIND,
+    Factory,
+    Start,
+    check_rewards,
+    load,
+    null_or_number,
+    resume,
+    run_data,
+    spec_of,
+    task_of,
+)
 from offrl.finetuning.transitions import columns_for
 from offrl.runs import record as runs
 from offrl.runs.run import SavedRun
@@ -98,7 +108,7 @@ def _of_run(
                 "setting"
             )
     config = choose(config, changes, fresh=False)
-    reads = config.mixing != 0.0 or dataset is not None
+    reads = config.reads_data or dataset is not None
     parent = run_settings(path, {k: v for k, v in other.items() if v is not None}, ("dataset",) if reads else ())
     if not kind.traits.vectorized and len(run.replicas) > 1:
         raise UserError(
@@ -110,7 +120,7 @@ def _of_run(
     task = task_of(record_spec, config, env_name, env, f"offrl finetune {path} env=ID")
     data, spec = None, record_spec
     check_rewards(parent.dataset, config)
-    if config.mixing != 0.0 or dataset is not None:
+    if reads:
         data = run_data(parent, config, dataset, run.record, path)
         spec = dataclasses.replace(data.spec, encoder=record_spec.encoder)
     algorithm = kind(algo, spec)
@@ -167,6 +177,8 @@ def _fresh(config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | Non
             f"mixing={null_or_number(config.mixing)} draws from data: name them, dataset=NAME, or learn without any, "
             "mixing=0"
         )
+    if not new_dataset and config.starts == "data":
+        raise UserError("starts=data begins episodes in states of data: name them, dataset=NAME")
     extra = (
         {"dataset": literal(dataset.spec.name)}
         if dataset is not None

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from offrl import registry
 from offrl.algorithm import Algorithm, TrainState
 from offrl.data import load_dataset
@@ -27,7 +29,8 @@ from offrl.settings.train import TrainConfig
 from offrl.settings.untrusted import check_code, read_settings
 from offrl.system import files as checkpoint
 from offrl.system.devices import pick_device
-from offrl.tasks.environments import resolve_task
+from offrl.tasks.entries import entries
+from offrl.tasks.environments import action_kind, flattener, make_env, resolve_task
 from offrl.tasks.task import Task, with_factory
 
 KIND = "finetune"  # of a run's record
@@ -116,6 +119,46 @@ def task_of(spec: DataSpec, config: FinetuneConfig, env_id: str, env: Factory | 
     return task
 
 
+def spec_of(task: Task) -> tuple[DataSpec, Task]:
+    """The specification read from an environment, for fine-tuning without data, and the task with the order of its Dict
+    observations. Raises UserError for unbounded actions."""
+    import gymnasium as gym
+
+    env = make_env(task)
+    try:
+        # there are no data that differ: sorted
+        if isinstance(env.observation_space, gym.spaces.Dict) and not task.observation_keys:
+            keys = tuple("/".join(map(str, path)) for path, _ in entries(env.observation_space))
+            task = dataclasses.replace(task, observation_keys=keys)
+        _, shape, kind = flattener(env, task.observation_keys)
+        discrete, size = action_kind(env)
+        low, high = (), ()
+        if not discrete:
+            bounds = (env.action_space.low, env.action_space.high)  # type: ignore[attr-defined]
+            low, high = (tuple(np.asarray(bound, np.float32).reshape(-1).tolist()) for bound in bounds)
+            if not np.isfinite([low, high]).all():
+                raise UserError(f"{task.name} has actions without bounds; wrap it in gymnasium.wrappers.RescaleAction")
+    finally:
+        env.close()
+    if np.dtype(kind).names:
+        raise UserError(
+            f"{task.name} has images, of which data say how many a policy sees: dataset=PATH mixing=0 takes what they "
+            "say, and learns from play alone"
+        )
+    spec = DataSpec(
+        shape,
+        1 if discrete else size,
+        discrete,
+        size if discrete else 0,
+        low,
+        high,
+        name=task.name,
+        source="environment",
+        task=dataclasses.replace(task, env_factory=None),
+    )
+    return spec, task
+
+
 # ---- a fine-tuning run that was stopped
 
 NEEDED = (
@@ -166,16 +209,16 @@ def resume(
     merged = {**flatten(run_settings), **{k: v for k, v in user_settings.items() if k not in other}}
     merged.pop("eval.env", None)
     config = choose(fill(FinetuneConfig(), merged, "finetune"), {}, fresh=False)
+    initial = {"starts": "task", **identity["finetune"]}
     for name, value in user_settings.items():
-        if name in identity["finetune"] and identity["finetune"][name] != getattr(config, name):
+        if name in initial and initial[name] != getattr(config, name):
             raise UserError(
-                f"{path} began with {name}={identity['finetune'][name]}, not {value}; begin another run, with another "
-                "name="
+                f"{path} began with {name}={initial[name]}, not {value}; begin another run, with another name="
             )
     spec = runs.spec_of(record, path)
     data = None
-    check_code(path / runs.CONFIG, saved, user_settings, ("eval", *(("dataset",) if config.mixing != 0.0 else ())))
-    if config.mixing != 0.0 and settings is not None:
+    check_code(path / runs.CONFIG, saved, user_settings, ("eval", *(("dataset",) if config.reads_data else ())))
+    if config.reads_data and settings is not None:
         # where the data are, and offrl's own files of them
         typed = {k.removeprefix("dataset."): v for k, v in other.items()}
         settings = dataclasses.replace(settings, **{"name" if k == "dataset" else k: v for k, v in typed.items()})

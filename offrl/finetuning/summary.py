@@ -1,84 +1,44 @@
-"""The outcome of fine-tuning: the score before and after, the regret, and an initial collapse of the score."""
+"""The outcome of fine-tuning for people: finetune.json, finetune.png, and the table at the end."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from offrl.errors import say
 from offrl.figures import curves as plots
 from offrl.figures import style
+from offrl.finetuning.outcome import Outcome, minutes, outcomes
 from offrl.runs.record import SCORES
 from offrl.runs.run import SavedRun
 from offrl.runs.tables import interval_text, print_columns
-from offrl.settings.replicas import by_cell, cell_name
+from offrl.settings.diff import value_text
+from offrl.settings.replicas import cell_name
 from offrl.statistics.intervals import mean_interval
 from offrl.system import files as checkpoint
 
+SETTINGS = ("envs", "utd", "mixing")  # of a budget
 PICTURE, FILE = "finetune.png", "finetune.json"
-EARLY = 0.1  # share of the steps in which a collapse is looked for
+# numbers of an outcome, as tables call them, and their digits
+MEASURES = {
+    "offline": ("offline {unit} [95% interval]", 1),
+    "final": ("at the end", 1),
+    "gain": ("gain", 1),
+    "dip": ("dip", 1),
+    "regret_mean": ("regret, mean", 2),
+    "regret_area": ("regret, area", 2),
+    "regret_play": ("regret of play", 2),
+}
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The results of one grid point (or of a run without a grid): numbers for each seed, in scores where there are
-    reference returns.
-    """
-
-    cell: str
-    seeds: list[int]
-    unit: str  # score or return
-    offline: list[float]  # at step 0
-    final: list[float]
-    online: list[float]  # mean over the evaluations after step 0
-    lowest: list[float] | None  # over the evaluations of the first tenth; None where there was none
-    regret: list[float] | None  # 1 - online / 100; None without reference returns
-
-
-def outcomes(run: SavedRun, steps: int) -> list[Outcome]:
-    """The outcomes of a fine-tuning run of `steps` steps, from its scores.csv; none where it was not scored after step
-    0.
-
-    Regret is that of Cal-QL (arXiv 2303.05479, section 7): 1 less the mean normalised score, here over the evaluations
-    after step 0."""
-    rows = run.score_rows
-    unit = "score" if rows and all(r["score"] is not None for r in rows) else "return"
-    key = "score" if unit == "score" else "return_mean"
-    result = []
-    for values, where in by_cell(run.replicas).items():
-        curves = [
-            {
-                r["step"]: float(r[key])
-                for r in rows
-                if r["seed"] == run.replicas[i].seed and all(r[k] == v for k, v in values)
-            }
-            for i in where
-        ]
-        if any(0 not in curve or len(curve) < 2 for curve in curves):
-            continue
-        online = [math.fsum(v for t, v in c.items() if t > 0) / (len(c) - 1) for c in curves]
-        early = [[v for t, v in c.items() if 0 < t <= EARLY * steps] for c in curves]
-        result.append(
-            Outcome(
-                cell_name(values),
-                [run.replicas[i].seed for i in where],
-                unit,
-                [c[0] for c in curves],
-                [c[max(c)] for c in curves],
-                online,
-                [min(e) for e in early] if all(early) else None,
-                [1.0 - m / 100.0 for m in online] if unit == "score" else None,
-            )
-        )
-    return result
-
-
-def write(run: SavedRun, steps: int) -> list[Outcome]:
+def write(run: SavedRun) -> list[Outcome]:
     """Write finetune.json and finetune.png; returns what is in them."""
-    result = outcomes(run, steps)
+    result = outcomes(run)
     if result:
         checkpoint.write_text(run.dir / FILE, json.dumps([asdict(o) for o in result], indent=1) + "\n")
         picture(
@@ -90,25 +50,49 @@ def write(run: SavedRun, steps: int) -> list[Outcome]:
 
 
 def report(run: SavedRun, results: Sequence[Outcome]) -> None:
-    """Print the final table."""
+    """Print the final table and what it took."""
     if not results:
         return
-    unit = results[0].unit
-
-    def cells(values: list[float] | None, digits: int = 1) -> str:
-        return "" if values is None else interval_text(mean_interval(values), digits)
-
     columns: dict[str, list[str]] = {
         "algorithm": [run.record["online"]["label"]] * len(results),
         "cell": [o.cell for o in results],
-        f"offline {unit} [95% interval]": [cells(o.offline) for o in results],
-        "at the end": [cells(o.final) for o in results],
-        "mean online": [cells(o.online) for o in results],
-        "lowest in the first tenth": [cells(o.lowest) for o in results],
-        "regret": [cells(o.regret, 2) for o in results],
-        "seeds": [str(len(o.seeds)) for o in results],
     }
+    for name, (title, digits) in MEASURES.items():
+        values = [getattr(o, name) for o in results]
+        columns[title.format(unit=results[0].unit)] = [
+            "" if v is None else interval_text(mean_interval(v), digits) for v in values
+        ]
+    columns["seeds"] = [str(len(o.seeds)) for o in results]
     print_columns(columns, run.scored_in)
+    for one in results:
+        say(*(f"{one.cell}: {line}" if one.cell else line for line in milestones(one)))
+    say(budget_text(results[0].budget, minutes(run)))
+
+
+def milestones(outcome: Outcome) -> list[str]:
+    """When the offline score was back, and when some scores were reached, in words."""
+    steps = [f"{level}: {_reached(values)}" for level, values in outcome.steps_to.items()]
+    lines = [f"back at the offline score: {_reached(outcome.recovery)}"]
+    return lines + ([f"steps to a score of {'; '.join(steps)}"] if steps else [])
+
+
+def _reached(steps: Sequence[int | None]) -> str:
+    """`2 of 4 seeds, median step 3,000`."""
+    reached = [step for step in steps if step is not None]
+    median = f", median step {statistics.median(reached):,.0f}" if reached else ""
+    return f"{len(reached)} of {len(steps)} seeds{median}"
+
+
+def budget_text(budget: Mapping[str, Any], time: float | None) -> str:
+    """What a run was given, in a line. time: in minutes."""
+    parts = [f"{budget['steps']:,} environment steps of each seed"]
+    if budget["updates"] is not None:
+        parts.append(f"{budget['updates']:,} updates")
+    parts += [f"{name}={value_text(budget[name])}" for name in SETTINGS if name in budget]
+    parts.append(f"after {budget['offline_updates']:,} offline updates")
+    if budget["rows"] is not None:
+        parts.append(f"{budget['rows']:,} rows of data")
+    return f"budget: {', '.join(parts)}" + ("" if time is None else f"; {time:.1f} minutes")
 
 
 @style.own_settings()

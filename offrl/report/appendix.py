@@ -4,15 +4,23 @@ versions, training metrics.
 
 from __future__ import annotations
 
+from typing import Any
+
+from offrl.errors import UserError, first_line
 from offrl.figures.costs import limits
+from offrl.finetuning.outcome import minutes, outcomes
+from offrl.finetuning.summary import MEASURES, budget_text, milestones
 from offrl.report import diagnostics as details
 from offrl.report import figures
 from offrl.report.context import MANY, MANY_RUNS, ReportContext, first, folded
 from offrl.report.page import Cell, slug
 from offrl.report.rows import interval_cell, span
+from offrl.runs.comparable import FEW_SEEDS
 from offrl.runs.run import SavedRun
 from offrl.runs.score import Missing, Score
-from offrl.statistics.intervals import share_interval
+from offrl.runs.tables import interval_text
+from offrl.statistics.aggregate import aggregates
+from offrl.statistics.intervals import mean_interval, share_interval
 
 MOST_DIAGNOSTICS, FEW_DIAGNOSTICS = 60, 20  # pictures of training metrics, at most, and for more than MANY_RUNS runs
 SOME = 5  # runs of an algorithm on a dataset whose training metrics are drawn, of more than MANY_RUNS
@@ -68,6 +76,75 @@ def costs(context: ReportContext) -> None:
             points = {e.label: (e.cell.interval("cost"), e.returns) for e in rows if e.dataset == dataset}
             context.add(limits(points, context.colour), f"costs-{slug(dataset)}", f"Return against cost on {dataset}.")
     page.legend([(label, context.colour[label]) for label in context.labels(rows)])
+
+
+ONLINE = (
+    "Fine-tuning in the environment, means over seeds with their 95% intervals. At the end: the mean of the last three "
+    "evaluations; gain: that less the score at step 0, seed by seed; dip: how far the first tenth of the steps fell "
+    "below the score at step 0. Regrets are 1 less a mean score / 100: of the evaluations after step 0, of the area "
+    "under their curve, and of the episodes that were played, exploration included. Two methods compare at equal "
+    "environment steps."
+)
+POOL = (
+    "interquartile means over the seeds of all datasets, 95% intervals by stratified bootstrap over seeds; of fewer "
+    f"than {FEW_SEEDS} seeds the single values stand below"
+)
+POOLED = ("gain", "regret_mean", "regret_area", "regret_play")
+
+
+def finetuning(context: ReportContext, reps: int) -> None:
+    """What fine-tuning gained and lost on the way, for each dataset and over all of a group. reps: resamples."""
+    by_seed: dict[tuple[str, str, int], dict[str, float | None]] = {}
+    lines = []
+    for run in (r for r in context.results.runs if r.record.get("kind") == "finetune"):
+        try:
+            results = outcomes(run)
+            texts = [(o.cell, line) for o in results for line in milestones(o)]
+            texts += [("", budget_text(o.budget, minutes(run))) for o in results[:1]]
+        except (UserError, OSError, ValueError, KeyError, TypeError) as error:
+            lines.append(f"{run.dir}: what fine-tuning gained cannot be read ({first_line(error)})")
+            continue
+        lines += [f"{f'{run.dir.name} {cell}'.strip()}: {line}" for cell, line in texts]
+        for o in results:
+            numbers = {name: getattr(o, name) or [None] * len(o.seeds) for name in MEASURES}
+            for i, seed in enumerate(o.seeds):
+                by_seed[str(run.dir), o.cell, seed] = {name: values[i] for name, values in numbers.items()}
+    cells: dict[tuple[str, str], dict[str, list[Any]]] = {}
+    for e in context.rows:
+        seeds = [by_seed[key] for s in e.cell.scores if (key := (s.run, s.cell, s.seed)) in by_seed]
+        columns = {name: [values[name] for values in seeds] for name in MEASURES}
+        if seeds:
+            cells[e.dataset, e.label] = {name: column for name, column in columns.items() if None not in column}
+    if not cells and not lines:
+        return
+    page = context.page
+    page.heading("Fine-tuning")
+    page.text(ONLINE, "small")
+    rows = [[*key, *(_measured(name, [columns.get(name, [])]) for name in MEASURES)] for key, columns in cells.items()]
+    page.table(["dataset", "algorithm", *(title.partition(" {")[0] for title, _ in MEASURES.values())], rows)
+    page.items(lines)
+    for c in context.comparisons:
+        tasks = {label: [cells.get((dataset, label), {}) for dataset in c.group.datasets] for label in c.group.scores}
+        rows = [
+            [label, *(_measured(name, [columns.get(name, []) for columns in parts], reps) for name in POOLED)]
+            for label, parts in tasks.items()
+            if all(parts)
+        ]
+        if rows:
+            page.table(["algorithm", *(MEASURES[name][0] for name in POOLED)], rows, caption=f"{c.group.name}: {POOL}")
+
+
+def _measured(name: str, tasks: list[list[float]], reps: int = 0) -> Cell | None:
+    """A measure of fine-tuning: the mean of a task's seeds, or with `reps` resamples the IQM over several tasks. The
+    values of few seeds stand below it.
+    """
+    if not all(tasks):
+        return None
+    digits = MEASURES[name][1]
+    interval = aggregates(tasks, reps=reps)["iqm"] if reps else mean_interval(tasks[0])
+    points = [f"{value:.{digits}f}" for values in tasks for value in values]
+    few = 1 < max(map(len, tasks)) < FEW_SEEDS
+    return Cell(interval_text(interval, digits), small=(", ".join(points),) if few else (), value=interval[0])
 
 
 def settings(context: ReportContext) -> None:

@@ -87,6 +87,7 @@ def _report(paths: Sequence[str | Path], config: ReportConfig, say: Callable[[st
     films(context)
     scores.scores(context)
     behind.costs(context)
+    behind.finetuning(context, config.bootstrap)
     scores.together(context)
     scores.searches(context)
     scores.curves(context)

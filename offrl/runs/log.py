@@ -31,6 +31,7 @@ SCORE_COLUMNS = (
     "discounted_mean", "q_overestimation", "success_by_task",
 )  # fmt: skip
 OWN_COLUMNS = {*SCORE_COLUMNS, *COSTS}  # all but those of a grid
+TIMING = "timing.jsonl"
 EPISODES = "episodes.jsonl"  # the single episodes behind scores.csv
 BOARD = {  # what TensorBoard calls the columns of scores.csv
     "eval/return": "return_mean", "eval/length": "length_mean", "eval/success": "success", "eval/score": "score",
@@ -115,7 +116,8 @@ def json_step(line: bytes) -> int:
     return int(json.loads(line)["step"])
 
 
-def _csv_step(line: bytes) -> int:
+def csv_step(line: bytes) -> int:
+    """The step of a line of CSV, its first column."""
     return int(line.split(b",", 1)[0])
 
 
@@ -125,7 +127,7 @@ def _floats(values: Iterable[Any]) -> list[float | None]:
     return [v if math.isfinite(v) else None for v in numbers]
 
 
-def _cell(value: Any) -> str:
+def cell_text(value: Any) -> str:
     """A CSV field; floats so that reading them back gives the same bits."""
     if value is None:
         return ""
@@ -184,9 +186,9 @@ class RunLog:
         path = self.run_dir / "scores.csv"
         if resume_step is not None and header(path).endswith(",".join(COSTS)):
             self._columns += COSTS
-        self._scores = LineFile(path, _csv_step, scores_to, header=",".join(self._columns) + "\n")
+        self._scores = LineFile(path, csv_step, scores_to, header=",".join(self._columns) + "\n")
         self._episodes = LineFile(self.run_dir / EPISODES, json_step, scores_to)
-        self._timing = LineFile(self.run_dir / "timing.jsonl", json_step, keep_to)
+        self._timing = LineFile(self.run_dir / TIMING, json_step, keep_to)
         # TensorBoard's purge takes metrics of these steps too
         lines = self._metrics.path.read_bytes().splitlines() if scores_to < keep_to else []
         again = [json.loads(line) for line in lines if json_step(line) > scores_to]
@@ -224,7 +226,7 @@ class RunLog:
             if unknown := set(row) - {*self._columns}:
                 raise ValueError(f"scores.csv has no column {sorted(unknown)}")
             full = {**row, "step": int(step), **dict(replica.values)}
-            lines.append([_cell(full.get(name)) for name in self._columns])
+            lines.append([cell_text(full.get(name)) for name in self._columns])
         self._scores.write(text_of(lines))
         if returns is not None:
             counts = {} if lengths is None else {"lengths": [[int(n) for n in row] for row in lengths]}

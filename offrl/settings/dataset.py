@@ -75,6 +75,7 @@ class DatasetConfig:
 
     # What networks see of observations, rather than what is in the data.
     VIEW: ClassVar[tuple[str, ...]] = ("frames", "history", "history_stride", "history_actions", "action_delay")
+    CHANGES: ClassVar[tuple[str, ...]] = (*TRANSFORMS, "drop_timeout_rows", *VIEW, "image_size", "episodes")
 
     # Those of them that decide what the data are, and not only how an algorithm is to see them: estimates of values
     # keep to these.
@@ -298,6 +299,12 @@ class DatasetConfig:
         """Those of some settings that are not at their defaults."""
         default = DatasetConfig()
         return [name for name in names if getattr(self, name) != getattr(default, name)]
+
+    def as_recorded(self) -> list[DatasetConfig]:
+        """These settings for each of the sources, without what changes data or leaves rows out on loading."""
+        plain = DatasetConfig()
+        config = replace(self, **{name: getattr(plain, name) for name in self.CHANGES})
+        return [replace(config, name=name) for name in (self.name, *self.concatenate)]
 
     def of_any_layout(self, *missing: str) -> DatasetConfig:
         """These settings for a further source, which lacks the columns `missing` and of which all episodes are read:

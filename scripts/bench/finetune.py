@@ -33,7 +33,8 @@ import offrl  # noqa: E402
 from offrl.data import load_dataset  # noqa: E402
 from offrl.evaluation.evaluator import Evaluator  # noqa: E402
 from offrl.figures import curves as plots  # noqa: E402
-from offrl.finetuning.summary import EARLY, picture  # noqa: E402
+from offrl.finetuning.outcome import EARLY  # noqa: E402
+from offrl.finetuning.summary import picture  # noqa: E402
 from offrl.runs.log import SCORE_COLUMNS  # noqa: E402
 from offrl.runs.record import SCORES  # noqa: E402
 from offrl.runs.tables import interval_text  # noqa: E402

@@ -40,11 +40,17 @@ def tune(offrl: Offrl, command: str) -> Result:
 def test_a_run_goes_on_and_every_command_takes_it(trained: Offrl) -> None:
     result = tune(trained, "runs/a steps=30 name=b eval.every=15")
     assert result.status == 0, result.err
-    assert "offline score" in result.out and "mean online" in result.out and "runs/b/" in result.out
+    assert (
+        "offline score" in result.out
+        and "gain" in result.out
+        and "budget: 30 environment steps of each seed" in result.out
+        and "runs/b/" in result.out
+    )
     for name in (
         "scores.csv",
         "finetune.png",
         "finetune.json",
+        "episodes.csv",
         "policies",
         "tensorboard",
         "checkpoints",

@@ -264,14 +264,14 @@ def test_maze2d_goal_walls_and_rewards() -> None:
     env, other = make_env(sparse), make_env(dense)
     for made in (env, other):
         made.reset(seed=0)
-        made.unwrapped._set_state(np.array([1.0, 1.4]), np.zeros(2))  # type: ignore[attr-defined]  # the goal is cell (1, 1)
+        made.unwrapped.set_state(np.array([1.0, 1.4]), np.zeros(2))  # type: ignore[attr-defined]  # the goal is cell (1, 1)
     observation, reward, terminated, _, info = env.step(np.zeros(2))
     assert reward == 1.0 and info["success"] and not terminated and np.allclose(observation, [1.0, 1.4, 0, 0])
     assert other.step(np.zeros(2))[1] == pytest.approx(np.exp(-0.4))
     for _ in range(100):  # towards smaller x: the outer wall of row 0 stops the ball
         observation, *_ = env.step(np.array([-1.0, 0.0]))
     assert 0.38 < observation[0] < 0.42 and abs(observation[2]) < 0.05
-    env.unwrapped._set_state(np.array([3.0, 1.0]), np.array([0.0, 9.0]))  # type: ignore[attr-defined]
+    env.unwrapped.set_state(np.array([3.0, 1.0]), np.array([0.0, 9.0]))  # type: ignore[attr-defined]
     assert env.step(np.zeros(2))[0][3] <= 5.0  # D4RL clips velocities
     env.close()
     other.close()
@@ -292,7 +292,7 @@ def test_antmaze_coordinates_goal_and_end() -> None:
     base = env.unwrapped
     qpos = base.data.qpos.copy()  # type: ignore[attr-defined]
     qpos[:2] = goals[-1]
-    base._set_state(qpos, np.zeros(14))  # type: ignore[attr-defined]
+    base.set_state(qpos, np.zeros(14))  # type: ignore[attr-defined]
     _, reward, terminated, _, info = env.step(np.zeros(8))
     assert reward == 1.0 and terminated and info["success"]
     assert base.model.opt.timestep == 0.02 and base.model.actuator_gear[0, 0] == 30.0  # type: ignore[attr-defined]

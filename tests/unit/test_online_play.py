@@ -18,6 +18,7 @@ from offrl.data.samplers.transitions import TransitionSampler
 from offrl.data.transforms.columns import add_returns_to_go
 from offrl.errors import UserError
 from offrl.finetuning.environments import Play, start_seed
+from offrl.finetuning.snapshots import TASK
 from offrl.finetuning.transitions import Rows, columns_for, returns_of
 from offrl.tasks.task import Task
 
@@ -73,7 +74,7 @@ def test_the_last_observation_is_the_true_one_and_the_next_episode_begins_elsewh
     last = turns[-1]
     assert last.next_observations.tolist() == [[began[0, 0], 4.0]]
     assert made.current[0, 1] == 0.0 and made.current[0, 0] != began[0, 0]  # the new episode's own start
-    assert last.ended == [(0, pytest.approx(4 * began[0, 0]), 4)]
+    assert last.ended == [(0, pytest.approx(4 * began[0, 0]), 4, TASK, None)]
     start = Walk()
     assert (made.current[0] == start.reset(seed=start_seed(0, 0, 0, 1))[0]).all()
 

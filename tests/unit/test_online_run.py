@@ -125,6 +125,7 @@ def assert_same(one: Run, two: Run) -> None:
         "metrics.jsonl",
         "scores.csv",
         "finetune.json",
+        "episodes.csv",
         "policies/seed_0.safetensors",
         "policies/seed_1.safetensors",
     ):
@@ -207,7 +208,7 @@ def test_it_learns_from_play_and_data(tmp_path: Path, pictures: dict[str, Any]) 
     score = offline.evaluate(2, env=lambda: Walk()).rows()[1]["return_mean"]
     assert run.score_rows[1]["return_mean"] == score  # row 0 is the offline policy's
     outcome = json.loads((run.dir / "finetune.json").read_text())[0]
-    assert outcome["unit"] == "return" and outcome["offline"][1] == score and outcome["regret"] is None
+    assert outcome["unit"] == "return" and outcome["offline"][1] == score and outcome["regret_mean"] is None
     assert outcome["online"][0] == pytest.approx(
         np.mean([r["return_mean"] for r in run.score_rows if r["seed"] == 0 and r["step"]])
     )

@@ -27,8 +27,9 @@ from offrl.data.transforms.columns import normalize_observations
 from offrl.data.transforms.reward_labels import episode_columns
 from offrl.envs.drawn import TASKS, WORLDS
 from offrl.errors import UserError
-from offrl.finetuning.environments import Play, Turn, spec_of
+from offrl.finetuning.environments import Play, Turn
 from offrl.finetuning.replay_buffer import MixedBatches, Ring
+from offrl.finetuning.start import spec_of
 from offrl.finetuning.transitions import Rows, columns_for, returns_of
 from offrl.interop import policies
 from offrl.ope.problem import make_problem

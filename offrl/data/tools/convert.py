@@ -177,9 +177,7 @@ def read_whole(config: DatasetConfig, memory: Memory, streams: bool = False) -> 
 
 
 def _refuse_transforms(config: DatasetConfig) -> None:
-    if changed := config.changed(
-        (*DatasetConfig.TRANSFORMS, "drop_timeout_rows", *DatasetConfig.VIEW, "image_size", "episodes")
-    ):
+    if changed := config.changed(DatasetConfig.CHANGES):
         raise UserError(
             f"dataset.{changed[0]} is for loading data, not for making datasets; leave it out (offrl data subset keeps "
             "parts)"

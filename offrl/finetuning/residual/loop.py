@@ -51,8 +51,6 @@ class ResidualLoop(OnlineLoop):
         self.batch: Batch | None = None  # what was played and not yet learnt of
         self.mark: dict[str, Any] | None = None  # what a checkpoint holds of the beginning of the iteration that runs
         self.moments = ppo.Moments.begin(self.many)  # of rewards
-        # the running episodes' best success; NaN: nothing was reported
-        self.reached = np.full(len(self.play.seats), np.nan)
         # since the last line: episodes that reported it, those that had it
         self.successes = torch.zeros(2, self.many, dtype=torch.float64)
 
@@ -102,19 +100,17 @@ class ResidualLoop(OnlineLoop):
         """The rewards [N, E], that are learnt of, of a step that ended at environment step t; counts its episodes
         too.
         """
-        self.reached = np.fmax(self.reached, turn.successes)
-        for k in np.flatnonzero(turn.over).tolist():
-            if not np.isnan(self.reached[k]):
-                self.successes[:, k // self.envs] += torch.tensor(
-                    [1.0, float(self.reached[k] >= 1.0)], dtype=torch.float64
+        for k, episode in zip(np.flatnonzero(turn.over).tolist(), turn.ended, strict=True):
+            if episode.success is not None:
+                self.successes[:, episode.replica] += torch.tensor(
+                    [1.0, float(episode.success >= 1.0)], dtype=torch.float64
                 )
             elif self.c.rewards == "success" and turn.valid[k]:
                 raise UserError(
                     f"algo.rewards=success: {self.play.name} ended an episode without `success` or `is_success` in its "
                     "infos; algo.rewards=env learns from its rewards"
                 )
-        self.reached[turn.over] = np.nan
-        self._count(turn)
+        self._count(turn, t)
         self._report(t)
         values = np.nan_to_num(turn.successes >= 1.0) if self.c.rewards == "success" else turn.rewards
         rewards = torch.from_numpy(np.where(turn.valid, values, 0.0)).reshape(self.many, self.envs)
@@ -162,7 +158,6 @@ class ResidualLoop(OnlineLoop):
             "episodes": self.episodes.clone(),
             "bases": self.bases.state(),
             "moments": dict(self.moments._asdict()),
-            "reached": torch.from_numpy(self.reached.copy()),
             "successes": self.successes.clone(),
         }
 
@@ -171,11 +166,10 @@ class ResidualLoop(OnlineLoop):
 
     def _restore(self, saved: Saved) -> None:
         self.moments = ppo.Moments(**part(saved.tensors, "moments"))
-        self.reached, self.successes = saved.tensors["reached"].numpy().copy(), saved.tensors["successes"]
+        self.successes = saved.tensors["successes"]
 
     def _resume_play(self, saved: Saved, turns: list[Turn], restarted: list[int]) -> None:
         self.bases.load(part(saved.tensors, "bases"))
         anew = torch.zeros(self.many * self.envs, dtype=torch.bool)
         anew[restarted] = True
-        self.reached[restarted] = np.nan
         self.bases.go_on(self.bases.carries, anew.reshape(self.many, self.envs).to(self.device))

@@ -16,7 +16,7 @@ from offrl.errors import UserError, nearest, warn
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.families.on_policy.residual import Residual, ResidualConfig
 from offrl.families.on_policy.residual_actor import frozen
-from offrl.finetuning.config import FinetuneConfig, choose
+from offrl.finetuning.config import STARTS, FinetuneConfig, choose
 from offrl.finetuning.residual.learner import minibatches
 from offrl.finetuning.start import KIND, Start, task_of
 from offrl.runs.run import SavedRun
@@ -25,7 +25,8 @@ from offrl.tasks.environments import make_env
 from offrl.tasks.episodes import success_of
 from offrl.tasks.task import Task
 
-OTHERS = ("mixing", "utd", "warmup", "update_every", "noise", "capacity")  # settings of mode=transitions
+# settings of mode=transitions
+OTHERS = ("mixing", "utd", "warmup", "update_every", "noise", "capacity", "starts", *STARTS)
 
 
 @dataclass
@@ -50,8 +51,8 @@ def begin(
     path = Path(run)
     if clash := next((name for name in OTHERS if name in settings), None):
         raise UserError(
-            f"{clash}= belongs to mode=transitions: a residual learns from what its present policy just played; leave "
-            "it out"
+            f"{clash}= belongs to mode=transitions: a residual learns without data from what its present policy just "
+            "played; leave it out"
         )
     for name in other:
         if not name.startswith("algo."):
