@@ -88,7 +88,7 @@ def _of_run(
         raise UserError(
             f"{path} is a fine-tuning run: offrl finetune resume={path} continues it, with a larger steps= for more"
         )
-    kind, changes = _kind(run.record["identity"]["algo"]["name"], str(path))
+    kind, changes = _kind(run.record["identity"]["algo"]["name"], run.algorithm, str(path))
     for name in other:
         if name.partition(".")[0] in ("algo", "encoder", "seeds", "grid", "experiment") and not name.startswith(
             "algo."
@@ -159,7 +159,8 @@ def _fresh(config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | Non
             "usage: offrl finetune RUN env=ID steps=N, or from fresh parameters: offrl finetune algo=sac_n "
             "dataset=NAME env=ID"
         )
-    kind, changes = _kind(base_algorithm(algorithm_group(str(name))), "")
+    label = algorithm_group(str(name))
+    kind, changes = _kind(base_algorithm(label), label)
     config = choose(config, changes, fresh=True)
     new_dataset = other.get("dataset") is not None or dataset is not None
     if not new_dataset and config.mixing != 0.0:
@@ -218,11 +219,11 @@ def _fresh(config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | Non
 # ---- both
 
 
-def _kind(name: str, where: str) -> tuple[type[Algorithm], dict[str, Any]]:
-    """(the algorithm's class, what changes with it). Raises UserError for one that cannot learn from an environment's
-    rewards.
+def _kind(name: str, label: str, where: str = "") -> tuple[type[Algorithm], dict[str, Any]]:
+    """(the algorithm's class, what changes with it or with its preset `label`). Raises UserError for one that cannot
+    learn from an environment's rewards.
     """
-    kind, changes = registry.get("algo", name), finetune_settings(name)
+    kind, changes = registry.get("algo", name), finetune_settings(name, label)
     if name == "residual":
         raise UserError("residual learns on top of the policies of a run: offrl finetune RUN mode=residual env=ID")
     able = ", ".join(

@@ -271,7 +271,7 @@ def test_a_share_of_each_batch_is_the_datas(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.slow
 def test_settings_of_the_algorithm_change_online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     block = {"noise_clip": 0.25, "mixing": None, "update_every": "episode", "anneal": {"alpha": [1.0, 0.5, 0.5]}}
-    monkeypatch.setattr(setup, "finetune_settings", lambda name: block)
+    monkeypatch.setattr(setup, "finetune_settings", lambda name, label="": block)
     run, seen = Learner.run, []
 
     def watched(self: Learner, step: int, count: int) -> None:
