@@ -36,6 +36,7 @@ MODULES = (
     "kit_rambo",
     "in_sample",
     "jax_actor_critics",
+    "warm_start",
     "ogbench",
     "flows",
     "idql",
