@@ -38,7 +38,7 @@ STD_RANGE = (1e-5, 10.0)  # of the policy before tanh
     max_target_actions=10,
 )
 class WSRLConfig(CalibratedSettings, SplitSettings):
-    """Settings of WSRL; the defaults are the authors' for locomotion."""
+    """Settings of WSRL; the defaults are the authors' for locomotion (AntMaze's: `offrl list`, experiments)."""
 
     name: str = "wsrl"
 
