@@ -37,10 +37,10 @@ class SACN(SoftActorCritic[SACNConfig]):
         return self.critic.loss(critic, batch, self.target(state, state.params["actor"], batch, key), key)
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        if self.config.utd_split == 1:
+        parts = self.batch_parts(batch)
+        if len(parts) == 1:
             return super().update(state, batch, key, phase=phase)
         critic_key, actor_key = rng.split(key)
-        parts = self.batch_parts(batch, self.config.utd_split)
         state, critic = self.critic_steps(state, parts, critic_key)
         negative_entropy = self.negative_entropy(state.params["actor"], parts[-1]["observations"], actor_key)
         state, policy = self.policy_step(state, parts[-1], actor_key, negative_entropy)

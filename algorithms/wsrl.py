@@ -79,10 +79,11 @@ class WSRL(Calibrated[WSRLConfig], SoftActorCritic[WSRLConfig]):
         return conservative.penalised_loss(self, critic, state, batch, key)
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        if self.config.utd_split == 1:
+        parts = self.batch_parts(batch)
+        if len(parts) == 1:
             return super().update(state, batch, key, phase=phase)
         critic_key, actor_key, entropy_key = rng.split(key, 3)
-        state, critic = self.critic_steps(state, self.batch_parts(batch, self.config.utd_split), critic_key)
+        state, critic = self.critic_steps(state, parts, critic_key)
         negative_entropy = self.negative_entropy(state.params["actor"], batch["next_observations"], entropy_key)
         state, policy = self.policy_step(state, batch, actor_key, negative_entropy)
         return state, {**critic, **policy}

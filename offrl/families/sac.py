@@ -230,10 +230,12 @@ class SoftActorCritic(WithCritic, Algorithm[ConfigT]):
 
     # ---- batches of several parts (RLPD, WSRL)
 
-    def batch_parts(self, batch: Batch, count: int) -> list[Batch]:
-        """Parts of B / count rows each: row i is in part i modulo count, so that each part has its share of the data's
-        rows, which come first in a batch of data and play. Raises UserError where that cannot be."""
-        rows = len(batch["rewards"])
+    def batch_parts(self, batch: Batch) -> list[Batch]:
+        """The `utd_split` parts of a batch: row i is in part i modulo their number, so that each has its share of the
+        data's rows, which come first in a batch of data and play. Raises UserError where that cannot be."""
+        rows, count = len(batch["rewards"]), getattr(self.config, "utd_split", 1)
+        if count == 1:
+            return [batch]
         if rows % count:
             raise UserError(f"algo.batch_size={rows} must be a multiple of algo.utd_split={count}")
         if self.encoder is not None:
@@ -243,12 +245,12 @@ class SoftActorCritic(WithCritic, Algorithm[ConfigT]):
     def critic_steps(self, state: TrainState, parts: list[Batch], key: Tensor) -> Update:
         """A step of the critics on each part in turn, after each of which the targets move; metrics are means over
         them."""
-        found = []
+        each = []
         for i, part in enumerate(parts):
             state, metrics = self.descend(state, "critic", self.critic_loss, part, rng.fold_in(key, i))
             state = self.polyak(self.critic.regularised(state), "critic")
-            found.append(metrics)
-        return state, {name: torch.stack([metrics[name] for metrics in found]).mean(0) for name in found[0]}
+            each.append(metrics)
+        return state, {name: torch.stack([metrics[name] for metrics in each]).mean(0) for name in each[0]}
 
     def policy_step(self, state: TrainState, batch: Batch, key: Tensor, negative_entropy: Tensor) -> Update:
         """A step of the policy on a batch and one of the entropy's weight, both from the state before them."""

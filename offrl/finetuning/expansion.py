@@ -44,9 +44,9 @@ def check(run: SavedRun, path: Path) -> None:
 
 def settings(config: Any, typed: Mapping[str, Any]) -> PEXConfig:
     """A run's settings as those of `pex`. typed: settings of the command."""
-    own = fill(_Settings(), {k: v for k, v in typed.items() if k == OWN}, "finetune").algo
-    names = {f.name for f in dataclasses.fields(own)} & {f.name for f in dataclasses.fields(config)} - {"name"}
-    return dataclasses.replace(own, **{name: getattr(config, name) for name in names})
+    algo = fill(_Settings(), {k: v for k, v in typed.items() if k == OWN}, "finetune").algo
+    names = {f.name for f in dataclasses.fields(algo)} & {f.name for f in dataclasses.fields(config)} - {"name"}
+    return dataclasses.replace(algo, **{name: getattr(config, name) for name in names})
 
 
 def state(algorithm: Algorithm, replicas: Sequence[Replica], run: TrainState) -> TrainState:

@@ -103,8 +103,8 @@ def test_a_share_is_exact_in_every_batch(mixing: float, expected: int) -> None:
 def test_each_part_of_a_batch_has_its_share_of_the_data() -> None:
     """RLPD: 5,120 rows, 2,560 of them the data's, make 20 parts of 256."""
     kind = registry.get("algo", "sac_n")
-    algorithm = kind(kind.Config(hidden=[2]), DataSpec((2,), 1))
-    parts = algorithm.batch_parts({"rewards": batches(0.5, 5120).get(0)["rewards"][0]}, 20)
+    algorithm = kind(kind.Config(hidden=[2], utd_split=20), DataSpec((2,), 1))
+    parts = algorithm.batch_parts({"rewards": batches(0.5, 5120).get(0)["rewards"][0]})
     assert [(len(p["rewards"]), int((p["rewards"] >= 1000).sum())) for p in parts] == [(256, 128)] * 20
 
 

@@ -296,7 +296,7 @@ def test_a_policy_learns_beside_the_runs(discrete: bool, tmp_path: Path) -> None
 def test_what_cannot_be_expanded(run: Any, settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     offline = None if run is None else trained(tmp_path, run[0], **run[1])
     with pytest.raises(UserError, match=message):
-        tune(offline, tmp_path, mode="expansion", **settings)
+        tune(offline, tmp_path, mode="expansion", warmup=0, **settings)
 
 
 def test_pex_is_not_trained_on_data_alone(tmp_path: Path) -> None:
