@@ -35,6 +35,7 @@ MODULES = (
     "offlinerl_kit",
     "kit_rambo",
     "in_sample",
+    "expansion",
     "jax_actor_critics",
     "warm_start",
     "ogbench",
