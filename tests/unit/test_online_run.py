@@ -265,9 +265,8 @@ def test_a_policy_learns_beside_the_runs(discrete: bool, tmp_path: Path) -> None
     config = run.record["identity"]
     assert (config["algo"]["name"], config["algo"]["inverse_temperature"]) == ("pex", 3.0)
     assert (config["finetune"]["mode"], config["finetune"]["mixing"]) == ("expansion", 0.5)
-    policy = run.policy(1)
-    seen = np.zeros((1, 2), np.float32)
-    assert np.asarray(policy.act(seen[0])).shape == (() if discrete else (1,))
+    assert run.record["label"] == "iql+expansion"
+    assert np.asarray(run.policy(1).act(np.zeros(2, np.float32))).shape == (() if discrete else (1,))
     assert [r["step"] for r in run.score_rows] == [0, 0, 10, 10]
     assert (
         offrl.finetune(
