@@ -13,15 +13,14 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Batch, Loss, Params, TrainState, Update, merged
+from offrl.algorithm import Batch, Loss, Params, TrainState, Update
 from offrl.data.samplers.transitions import TransitionSampler
-from offrl.errors import UserError
 from offrl.families import conservative
 from offrl.families.calibrated import Calibrated, CalibratedSettings
-from offrl.families.sac import SoftActorCritic
+from offrl.families.sac import SoftActorCritic, SplitSettings
 from offrl.nn import TanhGaussian
 from offrl.registry import register
-from offrl.settings.field import defaults, setting
+from offrl.settings.field import defaults
 
 STD_RANGE = (1e-5, 10.0)  # of the policy before tanh
 
@@ -36,17 +35,12 @@ STD_RANGE = (1e-5, 10.0)  # of the policy before tanh
     layer_norm_epsilon=1e-6,
     actor_learning_rate=1e-4,
     conservative_weight=5.0,
+    max_target_actions=10,
 )
-class WSRLConfig(CalibratedSettings):
+class WSRLConfig(CalibratedSettings, SplitSettings):
     """Settings of WSRL; the defaults are the authors' for locomotion (AntMaze's: `offrl list`, experiments)."""
 
     name: str = "wsrl"
-    utd_split: int = setting(
-        1,
-        "critics make so many updates, one on each part of a batch, before the policy and the entropy's weight make "
-        "one on all of it; batch_size is the whole batch",
-        low=1,
-    )
 
 
 @register("algo", "wsrl")
@@ -58,6 +52,7 @@ class WSRL(Calibrated[WSRLConfig], SoftActorCritic[WSRLConfig]):
     """
 
     traits = replace(SoftActorCritic.traits, actions=("continuous",), observations="vector")
+    norm_first = True
 
     def sampler(self) -> TransitionSampler:
         return (
@@ -74,6 +69,7 @@ class WSRL(Calibrated[WSRLConfig], SoftActorCritic[WSRLConfig]):
             init=c.init,
             layer_norm=True,
             layer_norm_epsilon=c.layer_norm_epsilon,
+            norm_first=self.norm_first,
             log_std_min=math.log(low),
             log_std_max=math.log(high),
         )
@@ -83,18 +79,11 @@ class WSRL(Calibrated[WSRLConfig], SoftActorCritic[WSRLConfig]):
         return conservative.penalised_loss(self, critic, state, batch, key)
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        parts, rows = self.config.utd_split, len(batch["rewards"])
-        if parts == 1:
+        parts = self.batch_parts(batch)
+        if len(parts) == 1:
             return super().update(state, batch, key, phase=phase)
-        if rows % parts:
-            raise UserError(f"algo.batch_size={rows} must be a multiple of algo.utd_split={parts}")
         critic_key, actor_key, entropy_key = rng.split(key, 3)
-        for i in range(parts):
-            # every part has its share of the data's rows, which come first in a batch with some
-            part = {name: column[i::parts] for name, column in batch.items()}
-            state, critic = self.descend(state, "critic", self.critic_loss, part, rng.fold_in(critic_key, i))
-            state = self.polyak(self.critic.regularised(state), "critic")
+        state, critic = self.critic_steps(state, parts, critic_key)
         negative_entropy = self.negative_entropy(state.params["actor"], batch["next_observations"], entropy_key)
-        after_entropy, entropy = self.descend(state, "entropy", self.entropy_loss, negative_entropy)
-        after_actor, actor = self.descend(state, "actor", self.actor_loss, batch, actor_key)
-        return merged(state, after_entropy, after_actor), {**critic, **entropy, **actor}
+        state, policy = self.policy_step(state, batch, actor_key, negative_entropy)
+        return state, {**critic, **policy}

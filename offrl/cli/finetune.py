@@ -50,6 +50,7 @@ usage: offrl finetune RUN [env=ID] [steps=N] [name=value ...] [--quiet]
        offrl finetune algo=sac_n dataset=NAME env=ID [seeds=4] [algo.SETTING=value ...]     fresh parameters
        offrl finetune algo=sac_n env=ID mixing=0                                            without data
        offrl finetune RUN mode=residual [algo.scale=0.5 ...]                                a small policy on top of the run's
+       offrl finetune RUN mode=expansion [algo.inverse_temperature=10 ...]                  a new policy beside the run's
        offrl finetune resume=RUN                                                            what was stopped
 
 All replicas of a run go on learning side by side, each in environments of its own, from what they play and from the run's

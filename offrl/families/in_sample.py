@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -94,6 +94,8 @@ class WeightedImitation(WithCritic):
 
     constraint_class = InSampleConstraint
     value: Value
+    apply: Any
+    policy: Any
 
     def weights(self, state: TrainState, batch: Batch, q: Tensor) -> tuple[Tensor, Metrics]:
         """min(exp(temperature (Q - V)), cap) [B], of which a limit of costs lowers Q - V where these are high."""
@@ -103,6 +105,13 @@ class WeightedImitation(WithCritic):
         )
         weight = losses.advantage_weight(advantage, self.config.temperature, self.config.max_weight)
         return weight, {"actor/advantage": advantage.mean(), "actor/weight": weight.mean(), **costs}
+
+    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> Loss:
+        """-E min(exp(temperature (Q - V)), cap) log pi(a|s)."""
+        weight, metrics = self.weights(state, batch, q)
+        dist = self.apply("actor", actor, batch["observations"], key)
+        loss = (weight * self.policy.bc_loss(dist, batch["actions"])).mean()
+        return loss, {"actor/loss": loss, **metrics}
 
 
 # ---- steep losses of V (XQL, f-DVL, ReCOIL)
@@ -137,13 +146,6 @@ class SteepValue(WeightedImitation, Algorithm[ConfigT]):
         """E h(r + gamma V(s') - Q(s, a)), h Huber's loss (XQL, arXiv 2301.02328, equation 12)."""
         target = self.critic.td_target(batch, self.value(state.params["value"], batch["next_observations"]))
         return self.critic.loss(critic, batch, target, key, objective=huber_objective(self.config, self.critic))
-
-    def actor_loss(self, actor: Params, state: TrainState, batch: Batch, q: Tensor, key: Tensor) -> Loss:
-        """-E min(exp(temperature (Q - V)), cap) log pi(a|s)."""
-        weight, metrics = self.weights(state, batch, q)
-        dist = self.apply("actor", actor, batch["observations"], key)
-        loss = (weight * self.policy.bc_loss(dist, batch["actions"])).mean()
-        return loss, {"actor/loss": loss, **metrics}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         target_critics = self.critic.target_critics(state, key)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Adam, Algorithm, Batch, Loss, Params, TrainState, Update
+from offrl.algorithm import Adam, Algorithm, Batch, Loss, Params, TrainState, Update, merged
+from offrl.errors import UserError
 from offrl.families.critics import ConstraintSettings, Critic, CriticSettings, RiskSettings, Target, Values, WithCritic
 from offrl.nn import Categorical, TanhGaussian
 from offrl.settings.field import defaults, setting
@@ -46,6 +47,19 @@ class SoftSettings(CriticSettings):
     )
 
 
+@dataclass
+class SplitSettings:
+    """Settings of soft actor-critics whose critics may learn more often than the policy."""
+
+    utd_split: int = setting(
+        1,
+        "critics make so many updates, one on each part of a batch, before the policy and the entropy's weight make "
+        "one; batch_size is the whole batch",
+        low=1,
+        structural=True,
+    )
+
+
 ConfigT = TypeVar("ConfigT", bound=SoftSettings)
 
 
@@ -69,10 +83,11 @@ class SoftActorCritic(WithCritic, Algorithm[ConfigT]):
 
     critic: Critic
     actor_form: ClassVar[dict[str, Any]] = {}  # further arguments of `TanhGaussian`
+    norm_first: ClassVar[bool] = False  # the critics' LayerNorm stands before the activation
 
     def modules(self) -> dict[str, nn.Module]:
         entropy, actor = LogWeight(self.config.entropy_weight), self.make_actor()
-        self.critic = Critic(self.config, self.spec)
+        self.critic = Critic(self.config, self.spec, norm_first=self.norm_first)
         return {"entropy": entropy, "actor": actor, "critic": self.critic.network, **self.cost_modules()}
 
     def make_actor(self) -> nn.Module:
@@ -212,6 +227,36 @@ class SoftActorCritic(WithCritic, Algorithm[ConfigT]):
         state = self.polyak(self.critic.regularised(state), "critic")
         state, costs = self.learn_costs(state, batch, lambda b: self.next_policy(state, b, critic_key), actor)
         return state, {**entropy, **actor, **critic, **costs}
+
+    # ---- batches of several parts (RLPD, WSRL)
+
+    def batch_parts(self, batch: Batch) -> list[Batch]:
+        """The `utd_split` parts of a batch: row i is in part i modulo their number, so that each has its share of the
+        data's rows, which come first in a batch of data and play. Raises UserError where that cannot be."""
+        rows, count = len(batch["rewards"]), getattr(self.config, "utd_split", 1)
+        if count == 1:
+            return [batch]
+        if rows % count:
+            raise UserError(f"algo.batch_size={rows} must be a multiple of algo.utd_split={count}")
+        if self.encoder is not None:
+            raise UserError("algo.utd_split must be 1 with an encoder, which has read the batch before it is cut")
+        return [{name: column[i::count] for name, column in batch.items()} for i in range(count)]
+
+    def critic_steps(self, state: TrainState, parts: list[Batch], key: Tensor) -> Update:
+        """A step of the critics on each part in turn, after each of which the targets move; metrics are means over
+        them."""
+        each = []
+        for i, part in enumerate(parts):
+            state, metrics = self.descend(state, "critic", self.critic_loss, part, rng.fold_in(key, i))
+            state = self.polyak(self.critic.regularised(state), "critic")
+            each.append(metrics)
+        return state, {name: torch.stack([metrics[name] for metrics in each]).mean(0) for name in each[0]}
+
+    def policy_step(self, state: TrainState, batch: Batch, key: Tensor, negative_entropy: Tensor) -> Update:
+        """A step of the policy on a batch and one of the entropy's weight, both from the state before them."""
+        entropy, entropy_metrics = self.descend(state, "entropy", self.entropy_loss, negative_entropy)
+        actor, metrics = self.descend(state, "actor", self.actor_loss, batch, key)
+        return merged(state, entropy, actor), {**entropy_metrics, **metrics}
 
 
 @dataclass

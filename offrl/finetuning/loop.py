@@ -120,7 +120,9 @@ class TransitionLoop(OnlineLoop):
 
     def _online(self) -> list[str]:
         algo, spec = self.start.algorithm.config, self.start.spec
-        changed = [f"{k}={getattr(algo, k)}" for k in finetune_settings(algo.name) or {} if hasattr(algo, k)]
+        changed = [
+            f"{k}={getattr(algo, k)}" for k in finetune_settings(algo.name, self.start.label) or {} if hasattr(algo, k)
+        ]
         changed += [
             f"{k} from {a:g} to {b:g} times its value by {c:.0%} of the steps"
             for k, (a, b, c) in self.start.anneal.items()

@@ -104,7 +104,7 @@ def claim(run_dir: Path, start: Start, mode: str, device: str) -> str:
             mode = old["mode"]
     record = {
         "kind": KIND,
-        "label": f"{start.label}+{'residual' if start.config.mode == 'residual' else 'online'}",
+        "label": f"{start.label}+{'online' if start.config.mode == 'transitions' else start.config.mode}",
         "identity": expected,
         "replicas": [{"seed": r.seed, **dict(r.values)} for r in start.replicas],
         "data": start.described,

@@ -12,6 +12,7 @@ from offrl.algorithm import Algorithm
 from offrl.data.dataset import Dataset
 from offrl.encoding import set_spec
 from offrl.errors import UserError, nearest, warn
+from offrl.finetuning import expansion
 from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, choose
 from offrl.finetuning.residual.setup import begin as begin_residual
 from offrl.finetuning.start import (
@@ -40,6 +41,8 @@ from offrl.system import trust
 from offrl.tasks.task import Task
 from offrl.training.engine import first_state
 from offrl.training.setup import make_algorithm, with_encoder
+
+ON_A_RUN = {"residual": "residual", "pex": "expansion"}  # algorithm -> mode
 
 
 def begin(
@@ -72,13 +75,15 @@ def begin(
         start = begin_residual(run, config, settings, other, env)
     elif config.resume is not None:
         start = resume(config, settings, other, run, dataset, env)
+    elif run is not None:
+        start = _of_run(Path(run), config, other, dataset, env)
+    elif config.mode == "expansion":
+        raise UserError("mode=expansion learns beside the policies of a run: offrl finetune RUN mode=expansion env=ID")
     else:
-        start = (
-            _of_run(Path(run), config, other, dataset, env) if run is not None else _fresh(config, other, dataset, env)
-        )
+        start = _fresh(config, other, dataset, env)
     if config.resume is None:
         start.user_settings = {k: v for k, v in settings.items() if k not in ("name", "runs_dir")}
-    if start.config.mode == "transitions":
+    if start.config.mode != "residual":
         # refuses what is not played
         columns_for(start.spec, start.algorithm.sampler(), start.algorithm.config.name)
     # a policy's file says where it learnt
@@ -98,7 +103,7 @@ def _of_run(
         raise UserError(
             f"{path} is a fine-tuning run: offrl finetune resume={path} continues it, with a larger steps= for more"
         )
-    kind, changes = _kind(run.record["identity"]["algo"]["name"], str(path))
+    kind, changes = _kind(run.record["identity"]["algo"]["name"], run.algorithm, str(path))
     for name in other:
         if name.partition(".")[0] in ("algo", "encoder", "seeds", "grid", "experiment") and not name.startswith(
             "algo."
@@ -107,14 +112,19 @@ def _of_run(
                 f"{name}= cannot be changed: the replicas of {path} go on as they are; algo.SETTING=value changes a "
                 "setting"
             )
+    expanded = config.mode == "expansion"
+    if expanded:
+        expansion.check(run, path)
+        changes = finetune_settings("pex") or {}
     config = choose(config, changes, fresh=False)
     reads = config.reads_data or dataset is not None
-    parent = run_settings(path, {k: v for k, v in other.items() if v is not None}, ("dataset",) if reads else ())
+    typed = {k: v for k, v in other.items() if v is not None and not (expanded and k == expansion.OWN)}
+    parent = run_settings(path, typed, ("dataset",) if reads else ())
     if not kind.traits.vectorized and len(run.replicas) > 1:
         raise UserError(
             f"{parent.algo.name} trains one replica at a time, and {path} has {len(run.replicas)}: train single seeds"
         )
-    algo, fixed, anneal = _online(changes, parent.algo, other)
+    algo, fixed, anneal = _online(changes, expansion.settings(parent.algo, other) if expanded else parent.algo, other)
     env_name = str(run.record.get("env", "auto"))
     record_spec = run.spec
     task = task_of(record_spec, config, env_name, env, f"offrl finetune {path} env=ID")
@@ -123,7 +133,7 @@ def _of_run(
     if reads:
         data = run_data(parent, config, dataset, run.record, path)
         spec = dataclasses.replace(data.spec, encoder=record_spec.encoder)
-    algorithm = kind(algo, spec)
+    algorithm = kind(parent.algo if expanded else algo, spec)
     saved = checkpoint.load_latest(path)
     if saved is None:
         raise UserError(
@@ -132,6 +142,9 @@ def _of_run(
     tensors, meta = saved
     where = f"the checkpoint of step {meta['step']:,} in {path}"
     state = checkpoint.unflatten({"state": first_state(algorithm, run.replicas)}, tensors, where)["state"]
+    if expanded:
+        algorithm = registry.get("algo", algo.name)(algo, spec)
+        state = expansion.state(algorithm, run.replicas, state)
     notes = []
     if meta["step"] < parent.steps:
         notes.append(f"{path} was stopped at step {meta['step']:,} of {parent.steps:,}: going on from there")
@@ -169,7 +182,8 @@ def _fresh(config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | Non
             "usage: offrl finetune RUN env=ID steps=N, or from fresh parameters: offrl finetune algo=sac_n "
             "dataset=NAME env=ID"
         )
-    kind, changes = _kind(base_algorithm(algorithm_group(str(name))), "")
+    label = algorithm_group(str(name))
+    kind, changes = _kind(base_algorithm(label), label)
     config = choose(config, changes, fresh=True)
     new_dataset = other.get("dataset") is not None or dataset is not None
     if not new_dataset and config.mixing != 0.0:
@@ -230,15 +244,17 @@ def _fresh(config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | Non
 # ---- both
 
 
-def _kind(name: str, where: str) -> tuple[type[Algorithm], dict[str, Any]]:
-    """(the algorithm's class, what changes with it). Raises UserError for one that cannot learn from an environment's
-    rewards.
+def _kind(name: str, label: str, where: str = "") -> tuple[type[Algorithm], dict[str, Any]]:
+    """(the algorithm's class, what changes with it or with its preset `label`). Raises UserError for one that cannot
+    learn from an environment's rewards.
     """
-    kind, changes = registry.get("algo", name), finetune_settings(name)
-    if name == "residual":
-        raise UserError("residual learns on top of the policies of a run: offrl finetune RUN mode=residual env=ID")
+    kind, changes = registry.get("algo", name), finetune_settings(name, label)
+    if name in ON_A_RUN:
+        raise UserError(f"{name} learns from the policies of a run: offrl finetune RUN mode={ON_A_RUN[name]} env=ID")
     able = ", ".join(
-        n for n, k in registry.names("algo").items() if _learns_from_rewards(k) and finetune_settings(n) is not None
+        n
+        for n, k in registry.names("algo").items()
+        if n not in ON_A_RUN and _learns_from_rewards(k) and finetune_settings(n) is not None
     )
     if changes is None:
         raise UserError(

@@ -95,11 +95,15 @@ def _fitting(dataset: str, patterns: Iterable[str]) -> str | None:
     return max((p for p in patterns if fnmatch.fnmatchcase(name, p)), key=len, default=None)
 
 
-def finetune_settings(algo: str) -> dict[str, Any] | None:
+def finetune_settings(algo: str, label: str = "") -> dict[str, Any] | None:
     """The block `finetune` of a registered algorithm's file: settings that change in `offrl finetune`, of the algorithm
     and of the command, and under `anneal` {setting: [its factor at first, at last, and from which share of the steps
-    on]}. None: it cannot be fine-tuned."""
-    return copy.deepcopy(_algorithm_file(algo).get("finetune", {}))
+    on]}. None: it cannot be fine-tuned.
+
+    label: of a run; where it names a file of the same algorithm with a block, that one counts (rlpd, of sac_n).
+    """
+    files = [_algorithm_file(name) for name in (label, algo) if base_algorithm(name) == algo]
+    return copy.deepcopy(next((file["finetune"] for file in files if "finetune" in file), {}))
 
 
 def base_algorithm(algo: str) -> str:

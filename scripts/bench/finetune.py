@@ -48,7 +48,7 @@ CURVES: dict[str, tuple[str, dict[str, Any], dict[str, Any], bool]] = {
     "td3_bc": ("td3_bc", {"dataset.normalize_observations": True}, {}, True),
     "cal_ql": ("cal_ql", {"algo.actor_learning_rate": 3e-4}, {}, True),
     "sac_n2_mixed": ("sac_n", {"algo.critics": 2}, {"mixing": 0.5}, False),
-    "rlpd": ("rlpd", {}, {"mixing": 0.5}, False),
+    "rlpd": ("rlpd", {"algo.utd_split": 1, "algo.batch_size": 256}, {"mixing": 0.5}, False),
     "scratch": ("sac_n", {"algo.critics": 2}, {"mixing": 0}, False),
 }
 WARMUP = 100  # steps with random actions from scratch: SB3's learning_starts

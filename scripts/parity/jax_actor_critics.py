@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from offrl.nn.ensemble import EnsembleMLP
-from parity.align import CRITICS_FIRST, steps_in_order
-from parity.common import ACTION, OBSERVATION, Ours, Outcome, batches, case, draws, imported, pattern, shared_noise
+from parity.common import ACTION, BATCH, OBSERVATION, Ours, Outcome, batches, case, draws, imported, shared_noise
 from parity.corl import COMMIT, CORL, split_head
 from parity.flax_nets import NEEDS, compared, dense, flat, jax_float64, replaced
 
@@ -151,9 +150,11 @@ def same_draws(size: int, drawn: int) -> Iterator[None]:
     """
     import jax
 
-    chosen = torch.as_tensor(pattern((size,), "uniform")).topk(drawn).indices.numpy()
+    def chosen() -> np.ndarray:
+        return torch.as_tensor(draws.theirs((size,), "uniform")).topk(drawn).indices.numpy()
+
     with (
-        mock.patch.object(jax.random, "choice", lambda *_, **__: jax.numpy.asarray(chosen)),
+        mock.patch.object(jax.random, "choice", lambda *_, **__: jax.numpy.asarray(chosen())),
         mock.patch.object(
             jax.random, "normal", lambda key, shape, dtype=None: jax.numpy.asarray(draws.theirs(shape[::-1]).T)
         ),
@@ -165,15 +166,16 @@ def same_draws(size: int, drawn: int) -> Iterator[None]:
     "rlpd",
     "ikostrikov/rlpd",
     "c90fd4baf28c9c9ef40a81460a2e395092844f88",
-    aligned="LayerNorm before the activation; order of steps; loss of alpha; Adam's epsilon of the critics, a mean "
-    "there",
+    aligned="LayerNorm before the activation; loss of alpha; Adam's epsilon of the critics, a mean there; which rows "
+    "are a part of a batch",
     remains="these; the floor of the log-std is -20 there, -5 here; initial weights are Xavier's there, PyTorch's "
-    "here; the actor moves once after `utd` updates of the critics there",
+    "here; a part is every twentieth row here, rows in a row there",
     needs=NEEDS,
 )
 def rlpd(checkout: Path) -> Outcome:
-    critics, drawn = 4, 2
+    critics, drawn, parts = 4, 2, 2
     settings = {
+        "utd_split": parts,
         "critics": critics,
         "target_critics": drawn,
         "layer_norm": True,
@@ -188,7 +190,14 @@ def rlpd(checkout: Path) -> Outcome:
         return -(weight * (negative_entropy + ours.algorithm.target_entropy)).mean(), {"entropy/weight": weight}
 
     ours.algorithm.entropy_loss = entropy_loss
-    ours.algorithm.update = steps_in_order(ours.algorithm, "cae")
+    descend, last = ours.algorithm.descend, {}
+
+    def recorded(state: Any, name: str, *inputs: Any) -> Any:
+        state, last[name] = descend(state, name, *inputs)
+        return state, last[name]
+
+    ours.algorithm.descend = recorded
+    rows = np.arange(BATCH).reshape(-1, parts).T.reshape(-1)  # of our parts, one after the other
     import optax
     import tensorflow_probability.substrates.jax  # noqa: F401, which the reference takes for imported
 
@@ -215,11 +224,12 @@ def rlpd(checkout: Path) -> Outcome:
         target = agent.target_critic.replace(params=states["critic"].params)
         agent = agent.replace(**states, target_critic=target)
         for batch in batches():
-            with shared_noise(CRITICS_FIRST), mock.patch.object(EnsembleMLP, "forward", critic_norm_first):
+            with shared_noise(), mock.patch.object(EnsembleMLP, "forward", critic_norm_first):
                 losses = ours.update(batch)
             with same_draws(critics, drawn):
-                agent, expected = agent.update(batch, 1)
-            pairs = {"critic": (losses["critic/loss"], critics * float(expected["critic_loss"]))}
+                agent, expected = agent.update({name: column[rows] for name, column in batch.items()}, parts)
+            # the last part's
+            pairs = {"critic": (float(last["critic"]["critic/loss"]), critics * float(expected["critic_loss"]))}
             pairs |= {"actor": (losses["actor/loss"], float(expected["actor_loss"]))}
             outcome.losses.append({**pairs, "alpha": (losses["entropy/weight"], float(expected["temperature"]))})
         for name, x in weights().items():

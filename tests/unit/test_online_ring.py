@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from offrl import rng
+from offrl import registry, rng
 from offrl.data.arrays import from_arrays
-from offrl.data.dataset import Dataset
+from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import TransitionSampler
 from offrl.errors import UserError
 from offrl.finetuning.replay_buffer import Column, MixedBatches, Replay, Ring
@@ -98,6 +98,14 @@ def test_a_share_is_exact_in_every_batch(mixing: float, expected: int) -> None:
         assert ((rewards >= 1000).sum(1) == expected).all()
         played = [set(r[r < 1000].int().tolist()) for r in rewards]
         assert played[0] <= set(range(10)) and played[1] <= set(range(100, 140))  # each replica's own
+
+
+def test_each_part_of_a_batch_has_its_share_of_the_data() -> None:
+    """RLPD: 5,120 rows, 2,560 of them the data's, make 20 parts of 256."""
+    kind = registry.get("algo", "sac_n")
+    algorithm = kind(kind.Config(hidden=[2], utd_split=20), DataSpec((2,), 1))
+    parts = algorithm.batch_parts({"rewards": batches(0.5, 5120).get(0)["rewards"][0]})
+    assert [(len(p["rewards"]), int((p["rewards"] >= 1000).sum())) for p in parts] == [(256, 128)] * 20
 
 
 def test_rows_of_each_kind_are_uniform() -> None:

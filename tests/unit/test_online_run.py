@@ -140,6 +140,7 @@ CASES: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "plain": ("iql", False, {"mixing": 0.5}),
     "union, two environments": ("iql", False, {"mixing": None, "envs": 2, "utd": 0.5}),
     "actor at every second update": ("td3_bc", False, {"mixing": 0.5, "utd": 1.5, "warmup": 5, "checkpoint.every": 7}),
+    "a policy beside the run's": ("iql", False, {"mode": "expansion", "warmup": 5}),
     "by episodes": ("td3_bc", False, {"update_every": "episode", "envs": 2, "noise": 0.3}),
     "discrete, alone, small ring": ("iql", True, {"mixing": 0.0, "capacity": 20, "noise": 0.2}),
 }
@@ -247,6 +248,65 @@ def test_resume_needs_neither_parent_nor_its_settings(tmp_path: Path, monkeypatc
     assert_same(run, whole)
 
 
+@pytest.mark.parametrize("discrete", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_a_policy_learns_beside_the_runs(discrete: bool, tmp_path: Path) -> None:
+    """Of the run come its policy, which stays, values and targets; policies' files hold both policies."""
+    offline = trained(tmp_path, discrete=discrete)
+    settings = {"mode": "expansion", "warmup": 6, "steps": 10, "algo.inverse_temperature": 3.0}
+    run = tune(offline, tmp_path, discrete=discrete, **settings)
+    before, after = last(offline)[0], last(run)[0]
+    for name, tensor in before.items():
+        if name.startswith("state/params/actor/"):
+            assert torch.equal(after[name.replace("params/actor", "extra/old")], tensor)
+            assert torch.equal(after[name], tensor) == name.endswith("std_min")
+    # one step of Adam with a rate of 3e-4 moves a parameter by at most that
+    for name in (k for k in before if k.startswith(("state/params/critic/", "state/params/value/"))):
+        assert 0 < float((after[name] - before[name]).abs().max()) < 4 * 4e-4
+    assert after["state/step"].tolist() == [11, 11] and int(after["state/opt/critic/count"][0]) == 4
+    config = run.record["identity"]
+    assert (config["algo"]["name"], config["algo"]["inverse_temperature"]) == ("pex", 3.0)
+    assert (config["finetune"]["mode"], config["finetune"]["mixing"]) == ("expansion", 0.5)
+    assert run.record["label"] == "iql+expansion"
+    assert np.asarray(run.policy(1).act(np.zeros(2, np.float32))).shape == (() if discrete else (1,))
+    assert [r["step"] for r in run.score_rows] == [0, 0, 10, 10]
+    assert (
+        offrl.finetune(
+            None,
+            resume=str(run.dir),
+            steps=14,
+            dataset=data(discrete),
+            env=lambda: Walk(discrete),
+            quiet=True,
+            runs_dir=str(tmp_path),
+        ).dir
+        == run.dir
+    )
+
+
+@pytest.mark.parametrize(
+    ("run", "settings", "message"),
+    [
+        (None, {}, "mode=expansion learns beside the policies of a run: offrl finetune RUN mode=expansion env=ID"),
+        (("td3_bc", {}), {}, "offline: mode=expansion takes runs of iql, .*; not td3_bc"),
+        (("iql", {"algo.policy": "deterministic"}), {}, "takes a stochastic policy, and algo.policy=deterministic"),
+        (("iql", {}), {"algo.inverse_temperature": -1.0}, "algo.inverse_temperature=-1"),
+        (("iql", {}), {"algo.scale": 1.0}, "no setting 'algo.scale'|unknown setting"),
+    ],
+)
+def test_what_cannot_be_expanded(run: Any, settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    offline = None if run is None else trained(tmp_path, run[0], **run[1])
+    with pytest.raises(UserError, match=message):
+        tune(offline, tmp_path, mode="expansion", warmup=0, **settings)
+
+
+def test_pex_is_not_trained_on_data_alone(tmp_path: Path) -> None:
+    how = "offrl finetune RUN mode=expansion"
+    with pytest.raises(UserError, match=how):
+        trained(tmp_path, "pex")
+    with pytest.raises(UserError, match=how):
+        tune(None, tmp_path, algo="pex")
+
+
 @pytest.mark.slow
 def test_a_share_of_each_batch_is_the_datas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The batches that the step gets, told apart by whether the data have that row."""
@@ -272,7 +332,7 @@ def test_a_share_of_each_batch_is_the_datas(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.slow
 def test_settings_of_the_algorithm_change_online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     block = {"noise_clip": 0.25, "mixing": None, "update_every": "episode", "anneal": {"alpha": [1.0, 0.5, 0.5]}}
-    monkeypatch.setattr(setup, "finetune_settings", lambda name: block)
+    monkeypatch.setattr(setup, "finetune_settings", lambda name, label="": block)
     run, seen = Learner.run, []
 
     def watched(self: Learner, step: int, count: int) -> None:
