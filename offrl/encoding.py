@@ -11,10 +11,8 @@ from offrl import rng
 from offrl.algorithm import Algorithm, TrainState, Update
 from offrl.data.dataset import DataSpec
 from offrl.data.samplers.transitions import Batch
-from offrl.nn.encoders.streams import ENCODER, OWN, EncodedBatch, encoded_spec
+from offrl.nn.encoders.streams import ENCODER, OWN, SHIFTS, EncodedBatch, encoded_spec
 from offrl.optim import Params
-
-SHIFTS = 90_001  # folded into an update's key for the random shifts of images
 
 
 def set_spec(algorithm: Algorithm, spec: DataSpec) -> None:

@@ -112,7 +112,7 @@ class MRQ(Algorithm[MRQConfig]):
 
     def steps(self, batch: Batch, key: Tensor) -> Batch:
         """A batch [B, K] with the steps first; the images of a window are shifted alike."""
-        return in_time(shifted_windows(self.networks["encoder"], batch, rng.fold_in(key, 3), True))
+        return in_time(shifted_windows(self.networks["encoder"], batch, key, together=True))
 
     def latents(self, params: dict[str, Params], batch: Batch, steps: int | slice) -> Tensor:
         """Latents [..., B, L] of some of a batch's steps."""
@@ -158,8 +158,8 @@ class MRQ(Algorithm[MRQConfig]):
         action, _ = self.apply("actor", state.target["actor"], latents)
         noise = (rng.normal(key, tuple(action.shape)) * c.policy_noise).clamp(-c.noise_clip, c.noise_clip)
         value = state.extra["target_scale"] * self.q(state.target, latents, (action + noise).clamp(-1.0, 1.0)).amin(0)
-        returns = losses.n_step_target(batch["rewards"][:n], going_on(batch)[: n + 1], c.discount, value)
-        return returns / state.extra["scale"]
+        goes_on = going_on(batch)[: n + 1]
+        return losses.n_step_target(batch["rewards"][:n], goes_on, c.discount, value) / state.extra["scale"]
 
     def critic_loss(self, critic: Params, state: TrainState, pair: Tensor, target: Tensor) -> Loss:
         """mean_i Huber(Q_i(z(s, a)) - y)."""

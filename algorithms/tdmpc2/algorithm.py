@@ -169,8 +169,8 @@ class TDMPC2(Algorithm[TDMPC2Config]):
         return loss, {f"actor/{name}": value for name, value in metrics.items()}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        keys = rng.split(key, 4)
-        batch = in_time(shifted_windows(self.networks["encoder"], batch, keys[3]))
+        keys = rng.split(key, 3)
+        batch = in_time(shifted_windows(self.networks["encoder"], batch, key))
         later = steps_of(batch["observations"], slice(1, None))
         following = self.apply("encoder", state.params["encoder"], later)
         targets = self.td_target(state, batch, following, keys[0])

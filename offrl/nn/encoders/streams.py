@@ -23,6 +23,7 @@ from offrl.tasks.entries import VECTOR
 
 ENCODER = "encoder"  # the module before the others
 OWN = "own"  # `encoder.trained_by`: each network trains an encoder of its own
+SHIFTS = 90_001  # folded into an update's key for the random shifts of images
 Z = "observations of the encoder"  # beside a module's parameters while their gradients are taken
 
 
@@ -71,11 +72,11 @@ class StreamFeatures(Streams):
 
 
 def shifted_windows(network: nn.Module, batch: Batch, key: Tensor, together: bool = False) -> Batch:
-    """A batch [B, K] with its images shifted, where `network` reads some; see `Streams.shifted`."""
+    """A batch [B, K] with its images shifted, where `network` reads some; see `Streams.shifted`. key: of the update."""
     if not isinstance(network, Streams):
         return batch
     observations: Any = batch["observations"]
-    return {**batch, "observations": network.shifted(observations, key, together)}  # type: ignore[dict-item]
+    return {**batch, "observations": network.shifted(observations, rng.fold_in(key, SHIFTS), together)}  # type: ignore[dict-item]
 
 
 class StreamEncoder(StreamFeatures):
