@@ -56,7 +56,6 @@ class SplitSettings:
         "critics make so many updates, one on each part of a batch, before the policy and the entropy's weight make "
         "one; batch_size is the whole batch",
         low=1,
-        structural=True,
     )
 
 

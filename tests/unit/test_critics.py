@@ -240,8 +240,8 @@ def test_each_subset_of_target_critics_is_asked_equally_often() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in TD if n not in ("td3_awr", "dtql")]
-)  # DTQL's target critics serve acting alone
+    "name", [n for n in TD if n not in ("td3_awr", "dtql", "pex")]
+)  # DTQL's target critics serve acting alone, and PEX's critics act
 def test_a_critic_that_is_not_asked_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With two of four critics in the targets, NaN in one reaches the other critics in those updates only in which it
     is asked.

@@ -47,7 +47,8 @@ def test_goals_of_images_are_inputs(tmp_path: Path, name: str, alone: bool) -> N
         np.testing.assert_allclose(session.run(None, inputs)[0][0], due, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "rssm" else pytest.mark.nightly) for n in LATENT])
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", LATENT)
 def test_policies_whose_networks_read_streams(tmp_path: Path, name: str) -> None:
     shown = {"front": images(), "state": np.ones((40, 2), np.float32)}
     acting = policy(name, 2, observations=shown)
