@@ -103,9 +103,8 @@ class PEX(WeightedImitation, Algorithm[PEXConfig]):
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         observations = batch["observations"]
         q = self.critic.min_q(self.critic.target_critics(state, key), observations, batch["actions"])
-        next_v = self.value(
-            state.params["value"], batch["next_observations"]
-        )  # of before its step, as the authors' code
+        # of V before its step, as in the authors' code
+        next_v = self.value(state.params["value"], batch["next_observations"])
         state, value = self.descend(state, "value", self.value_loss, batch, q)
         state, critic = self.descend(state, "critic", self.critic_loss, batch, next_v, key)
         state = self.polyak(self.critic.regularised(state), "critic")
