@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from offrl.actor import NoisyActor
 from offrl.algorithm import Carry, DataSpec
 from offrl.nn import MLP, Deterministic, EnsembleMLP
-from offrl.nn.encoders.streams import StreamFeatures
+from offrl.nn.encoders.streams import observation_network
 from offrl.nn.heads import SymexpTwoHot
 from offrl.nn.mlp import Linear
 from offrl.nn.policies import Dist
@@ -33,21 +33,10 @@ class StateEncoder(nn.Module):
         return F.elu(F.layer_norm(y, y.shape[-1:]))
 
 
-class StreamStateEncoder(StreamFeatures):
-    """z(s) of images and the numbers beside them: one linear layer of the features."""
-
-    def __init__(self, spec: DataSpec, latent: int) -> None:
-        super().__init__(spec)
-        self.head = StateEncoder(self.features + self.numbers, [], latent)
-
-    def forward(self, observations: Mapping[str, Tensor]) -> Tensor:
-        """{stream: [..., H, W, C] uint8 or [..., L]} -> latents [..., latent]."""
-        return self.head(torch.cat([*self.image_features(observations), *self.vectors(observations)], -1))
-
-
 def state_encoder(spec: DataSpec, hidden: Sequence[int], latent: int) -> nn.Module:
-    """The encoder of these observations."""
-    return StreamStateEncoder(spec, latent) if spec.streams else StateEncoder(spec.observation_dim, hidden, latent)
+    """The encoder of these observations; behind the features of images it has one layer."""
+    layers = [] if spec.streams else hidden
+    return observation_network(spec, lambda inputs: StateEncoder(inputs, layers, latent))
 
 
 class PairEncoder(nn.Module):

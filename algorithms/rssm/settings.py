@@ -34,7 +34,7 @@ class RSSMConfig:
     classes: int = setting(4, "values of each of them", low=2)
     width: int = setting(64, "width of all other layers", low=1)
     depth: int = setting(
-        16, "images: unit of the channels of the encoder dreamer and of the decoder (DreamerV3's size12m)", low=1
+        4, "images: unit of the channels of the encoder dreamer and of the decoder (DreamerV3's size12m: 16)", low=1
     )
     representation_weight: float = setting(0.1, "weight of the KL divergence that trains the posterior", low=0.0)
     free_bits: float = setting(1.0, "a state's KL divergence below this, in nats, trains nothing", low=0.0)

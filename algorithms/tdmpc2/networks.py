@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from offrl.algorithm import DataSpec
 from offrl.nn import MLP, TanhGaussian
-from offrl.nn.encoders.streams import StreamFeatures
+from offrl.nn.encoders.streams import observation_network
 from offrl.nn.heads import SymlogTwoHot
 from offrl.nn.policies import Dist
 from offrl.nn.simnorm import SimNormMLP
@@ -28,23 +28,9 @@ class LatentStep(NamedTuple):
     termination: Tensor | None  # [...]: logit of a terminal at the next latent; None where ends are not learnt
 
 
-class StreamLatents(StreamFeatures):
-    """Latents of images, whose features and the numbers beside them enter one `SimNormMLP`. (TD-MPC2 has SimNorm right
-    after its convolutions, which makes the image's size decide the latents'.)
-    """
-
-    def __init__(self, spec: DataSpec, hidden: Sequence[int], latent: int) -> None:
-        super().__init__(spec)
-        self.head = SimNormMLP(self.features + self.numbers, hidden, latent)
-
-    def forward(self, observations: Mapping[str, Tensor]) -> Tensor:
-        """{stream: [..., H, W, C] uint8 or [..., L]} -> [..., latent]."""
-        return self.head(torch.cat([*self.image_features(observations), *self.vectors(observations)], -1))
-
-
 def latent_encoder(spec: DataSpec, hidden: Sequence[int], latent: int) -> nn.Module:
     """The encoder of these observations."""
-    return StreamLatents(spec, hidden, latent) if spec.streams else SimNormMLP(spec.observation_dim, hidden, latent)
+    return observation_network(spec, lambda inputs: SimNormMLP(inputs, hidden, latent))
 
 
 class LatentModel(nn.Module):

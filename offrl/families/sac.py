@@ -232,7 +232,7 @@ class SoftActorCritic(WithCritic, Algorithm[ConfigT]):
     def batch_parts(self, batch: Batch) -> list[Batch]:
         """The `utd_split` parts of a batch: row i is in part i modulo their number, so that each has its share of the
         data's rows, which come first in a batch of data and play. Raises UserError where that cannot be."""
-        rows, count = len(batch["rewards"]), getattr(self.config, "utd_split", 1)
+        rows, count = len(batch["rewards"]), cast(SplitSettings, self.config).utd_split
         if count == 1:
             return [batch]
         if rows % count:

@@ -221,16 +221,15 @@ def encoder_of_model(settings: EncoderConfig, name: str, traits: Traits) -> Enco
     encoders that stand before an algorithm.
     """
     free = ("name", "shift") if traits.shifts_images else ("name",)
-    image = settings.name if settings.name != "auto" else traits.image_encoder
-    shift = settings.shift if traits.shifts_images else 0
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
-        if field.name not in free and value not in (field.default, 0 if field.name == "shift" else field.default):
+        if value and value != field.default and field.name not in free:
             raise UserError(
                 f"encoder.{field.name}={value}: the encoder is a part of {name}'s model, of which "
                 f"{' and '.join(f'encoder.{f}' for f in free)} can be set; leave it out"
             )
-    return EncoderConfig(name=image, shift=shift)
+    image = traits.image_encoder if settings.name == "auto" else settings.name
+    return EncoderConfig(name=image, shift=settings.shift if traits.shifts_images else 0)
 
 
 def with_window_encoder(settings: EncoderConfig, spec: DataSpec) -> DataSpec:

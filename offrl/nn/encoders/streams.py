@@ -70,6 +70,28 @@ class StreamFeatures(Streams):
         """The vector and the rows of tables, [..., L] each."""
         return [x for name, x in observations.items() if name not in self.stacks]
 
+    def forward(self, observations: Mapping[str, Tensor]) -> Tensor:
+        """{stream: [..., H, W, C] uint8 or [..., L]} -> all of them side by side, [..., features + numbers]."""
+        return torch.cat([*self.image_features(observations), *self.vectors(observations)], -1)
+
+
+class StreamNetwork(StreamFeatures):
+    """A network behind the features and numbers of streams."""
+
+    def __init__(self, spec: DataSpec, make: Callable[[int], nn.Module]) -> None:
+        """make: the network for so many inputs."""
+        super().__init__(spec)
+        self.head = make(self.features + self.numbers)
+
+    def forward(self, observations: Mapping[str, Tensor]) -> Tensor:
+        """{stream: [..., H, W, C] uint8 or [..., L]} -> what the network makes of them."""
+        return self.head(super().forward(observations))
+
+
+def observation_network(spec: DataSpec, make: Callable[[int], nn.Module]) -> nn.Module:
+    """`make(inputs)` for observations that are vectors, and the same behind the features of streams."""
+    return StreamNetwork(spec, make) if spec.streams else make(spec.observation_dim)
+
 
 def shifted_windows(network: nn.Module, batch: Batch, key: Tensor, together: bool = False) -> Batch:
     """A batch [B, K] with its images shifted, where `network` reads some; see `Streams.shifted`. key: of the update."""
@@ -92,7 +114,7 @@ class StreamEncoder(StreamFeatures):
 
     def forward(self, observations: Mapping[str, Tensor]) -> Tensor:
         """{stream: [..., H, W, C] uint8 or [..., L]} -> [..., width]."""
-        return self.trunk(torch.cat([*self.image_features(observations), *self.vectors(observations)], -1))
+        return self.trunk(super().forward(observations))
 
 
 class WindowEncoder(Streams):
