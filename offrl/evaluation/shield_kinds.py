@@ -18,7 +18,7 @@ from offrl.algorithm import TrainState
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.shield import Correction, ShieldedPolicy
-from offrl.system.user_code import guarded, python_object
+from offrl.system.user_code import function_of, guarded
 from offrl.world_models.model import Trained, load
 
 CANDIDATES, SPREAD = 16, 0.2  # actions near the policy's, and their standard deviation in halves of the range
@@ -76,17 +76,6 @@ class Rule:
                 f"shield={self.name}: it gave {type(value).__name__} of shape {shape}; actions of shape "
                 f"{list(actions.shape)} are due, or a pair of lowest and highest ones"
             ) from None
-
-
-def function_of(text: str, setting: str) -> Callable[..., Any]:
-    """The user's function that `setting` names as file.py:FUNCTION. Raises UserError."""
-    source, _, name = text.rpartition(":")
-    if not source or not name.isidentifier():
-        raise UserError(f"{setting}={text} names no function: {setting}=file.py:FUNCTION")
-    value = python_object(source, name, f"{setting}={text}")[0]
-    if not callable(value):
-        raise UserError(f"{setting}={text} is a {type(value).__name__}; a function is due")
-    return value
 
 
 class CriticShield:

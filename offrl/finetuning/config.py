@@ -62,6 +62,12 @@ class FinetuneConfig:
         "auto: what the algorithm is used with",
     )
     capacity: int | None = setting(None, "transitions of each replica that are kept; null: all", low=1)
+    interventions: str | None = setting(
+        None,
+        "file.py:FUNCTION(observation, action): the action of a person or script in place of the policy's while it "
+        "plays (not while it is scored), or None; such rows count as the data's where mixing is a share",
+        shown="FILE:FUNCTION",
+    )
     seed: int = setting(0, "decides the start states of the episodes, together with the replica's seed", low=0)
     max_steps: int | None = setting(
         None, "cut episodes, played and scored, after so many steps; null: the environment's own limit", low=1

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from offrl.finetuning.environments import Ended
-from offrl.finetuning.snapshots import TASK
+from offrl.finetuning.play.snapshots import TASK
+from offrl.finetuning.play.turns import Ended
 from offrl.runs.log import LineFile, cell_text, csv_step
 from offrl.settings.replicas import Replica
 from offrl.system import csv_text

@@ -17,14 +17,17 @@ from offrl.encoding import set_spec
 from offrl.errors import UserError
 from offrl.evaluation.evaluator import Evaluator
 from offrl.finetuning import record as place
-from offrl.finetuning.environments import Play, Turn
 from offrl.finetuning.learner import Learner
-from offrl.finetuning.replay_buffer import MixedBatches, Replay, Ring
+from offrl.finetuning.play.environments import Play
+from offrl.finetuning.play.interventions import Interventions
+from offrl.finetuning.play.snapshots import load as load_snapshots
+from offrl.finetuning.play.turns import Turn
+from offrl.finetuning.replay_buffer import INTERVENTIONS, MixedBatches, Replay, Ring
 from offrl.finetuning.residual.loop import ResidualLoop
 from offrl.finetuning.session import OnlineLoop
-from offrl.finetuning.snapshots import load as load_snapshots
 from offrl.finetuning.start import Start
 from offrl.finetuning.transitions import Rows, columns_for, returns_of
+from offrl.finetuning.windows import INTERVENTION
 from offrl.settings.presets import finetune_settings
 from offrl.system import backend
 from offrl.system.devices import pick_device
@@ -50,8 +53,9 @@ def finetune(start: Start, run_dir: Path) -> None:
         evaluator = stack.enter_context(Evaluator(start.task, config.eval))
         seeds = [r.seed for r in start.replicas]
         margin = 0.0 if start.data is None else start.data.action_margin
+        person = None if config.interventions is None else Interventions(config.interventions, start.spec)
         play = stack.enter_context(
-            Play(start.task, start.spec, seeds, config.envs or 1, config.seed, config.eval.max_steps, margin)
+            Play(start.task, start.spec, seeds, config.envs or 1, config.seed, config.eval.max_steps, margin, person)
         )
         if config.starts == "data" and start.data is not None:
             play.begin_in(load_snapshots(config, start.data, start.spec.source))
@@ -91,19 +95,27 @@ class TransitionLoop(OnlineLoop):
         self.rows = Rows(start.spec, columns, self.many, self.envs, returns_of(sampler, discount), sampler)
         capacity = min(config.capacity or self.steps, self.steps)
         self.ring = Ring(self.rows.columns, self.many, capacity, self.device)
-        self.replay = Replay(self.run_dir, self.ring)
+        self.replays = [Replay(self.run_dir, self.ring)]
+        corrected = None
+        if config.interventions is not None and config.mixing:
+            corrected = Ring(self.rows.columns, self.many, capacity, self.device)
+            self.replays.append(Replay(self.run_dir, corrected, INTERVENTIONS))
+        self.intervened = torch.zeros(self.many, dtype=torch.float64)  # steps since the last line
         self.first = self.goal = self.updates = self.line_updates = int(state.step[0])
         source = None
         if start.dataset is not None:
             source = sampler.prepare(start.dataset if start.dataset.mapped else start.dataset.to(self.device))
-        batches = MixedBatches(self.ring, sampler, source, state.key, algorithm.config.batch_size, config.mixing)
+        batches = MixedBatches(
+            self.ring, sampler, source, state.key, algorithm.config.batch_size, config.mixing, corrected
+        )
         plan = Plan(algorithm, algorithm.config.batch_size, self.mode, config.precision, self.many)
         self.learner = Learner(plan, batches, self.replicas, self.device, start.fixed, start.anneal)
 
     def _open(self, evaluator: Evaluator, saved: Saved | None, state: TrainState) -> None:
         super()._open(evaluator, saved, state)
         if saved is None:
-            self.replay.discard(0)
+            for replay in self.replays:
+                replay.discard(0)
         self.learner.begin(self.envs, {} if saved is None else part(saved.tensors, "memory"))
 
     def _title(self) -> str:
@@ -119,7 +131,7 @@ class TransitionLoop(OnlineLoop):
         )
 
     def _online(self) -> list[str]:
-        algo, spec = self.start.algorithm.config, self.start.spec
+        config, algo, spec = self.config, self.start.algorithm.config, self.start.spec
         changed = [
             f"{k}={getattr(algo, k)}" for k in finetune_settings(algo.name, self.start.label) or {} if hasattr(algo, k)
         ]
@@ -132,6 +144,12 @@ class TransitionLoop(OnlineLoop):
             lines.append(
                 f"learning from rewards as the data's were transformed: {spec.reward_scale:g} x reward + "
                 f"{spec.reward_shift:g}"
+            )
+        if config.interventions is not None:
+            source = "with the data's" if config.mixing else "as the others that were played"
+            lines.append(
+                f"{config.interventions} may act in the policy's place; rows of its actions are drawn {source}; scores "
+                "are of the policy alone"
             )
         if (snapshots := self.play.snapshots) is not None:
             end = min(snapshots.steps, self.steps)
@@ -148,7 +166,12 @@ class TransitionLoop(OnlineLoop):
         """One step of every environment; sets how many updates are then due."""
         config, started = self.config, self.t
         turn = self.play.step(self._actions())
-        self.replay.add(*self.rows.take(turn))
+        owner, rows = self.rows.take(turn)
+        self.replays[0].add(owner, rows)
+        for replay in self.replays[1:]:
+            flags = rows[INTERVENTION].astype(bool)
+            replay.add(owner[flags], {name: column[flags] for name, column in rows.items()})
+        self.intervened += torch.from_numpy(turn.interventions.reshape(self.many, -1).sum(1))
         self.t += self.envs
         for episode in turn.ended:
             self.ended[episode.replica] = True
@@ -165,6 +188,13 @@ class TransitionLoop(OnlineLoop):
             goal -= goal % self.start.algorithm.traits.period
             self.goal = max(self.goal, goal)
             self.ended[:] = False
+
+    def _played(self) -> dict[str, list[float]]:
+        if self.play.interventions is None:
+            return {}
+        share = self.intervened / (self.t - self.lined)
+        self.intervened = torch.zeros_like(self.intervened)
+        return {"online/interventions": share.tolist()}
 
     def _actions(self) -> np.ndarray:
         """One action for each environment: [K, A] or [K]."""
@@ -198,11 +228,15 @@ class TransitionLoop(OnlineLoop):
 
     def _holds(self) -> tuple[dict[str, Any], dict[str, Any]]:
         tensors = {"ended": torch.from_numpy(self.ended.copy()), "memory": self.learner.memory()}
-        return tensors, {"files": self.replay.save(), "rows": self.ring.total.tolist()}
+        return tensors | {"intervened": self.intervened.clone()}, {
+            "files": [replay.save() for replay in self.replays],
+            "rows": [replay.ring.total.tolist() for replay in self.replays],
+        }
 
     def _restore(self, saved: Saved) -> None:
-        self.ended = saved.tensors["ended"].numpy().copy()
-        self.replay.load(saved.meta["files"], saved.meta["rows"])
+        self.ended, self.intervened = saved.tensors["ended"].numpy().copy(), saved.tensors["intervened"]
+        for replay, files, rows in zip(self.replays, saved.meta["files"], saved.meta["rows"], strict=True):
+            replay.load(files, rows)
 
     def _resume_play(self, saved: Saved, turns: list[Turn], restarted: list[int]) -> None:
         for turn in turns:

@@ -52,6 +52,8 @@ def identity(start: Start) -> dict[str, Any]:
     }
     if start.config.mode == "transitions":  # older runs do not say it
         del values["finetune"]["mode"]
+    if start.config.interventions is None:
+        del values["finetune"]["interventions"]
     if start.config.starts == "task":
         for name in ("starts", *STARTS):
             del values["finetune"][name]

@@ -22,7 +22,8 @@ from offrl.errors import UserError
 from offrl.system import files as checkpoint
 from offrl.system.backend import move
 
-FOLDER = "replay"  # of a run directory: the rows in the order in which they came, a file for each checkpoint
+# of a run directory: the rows in the order in which they came, a file for each checkpoint
+FOLDER, INTERVENTIONS = "replay", "interventions"
 Column = tuple[tuple[int, ...], torch.dtype]  # shape of a row, type
 
 
@@ -96,17 +97,27 @@ class Ring:
 
 
 class MixedBatches:
-    """The batches of `offrl.training.step.Step`: rows of the data and of the ring.
+    """The batches of `offrl.training.step.Step`: rows of the data and of the ring. Interventions count as data, as
+    HIL-SERL's demonstrations do (arXiv 2410.21845).
 
     Which rows is a pure function of the replica's key, the number of the update and how many rows there are.
     """
 
     def __init__(
-        self, ring: Ring, sampler: Sampler, source: Any, keys: Tensor, batch_size: int, mixing: float | None
+        self,
+        ring: Ring,
+        sampler: Sampler,
+        source: Any,
+        keys: Tensor,
+        batch_size: int,
+        mixing: float | None,
+        interventions: Ring | None = None,
     ) -> None:
         """source: what `sampler` prepared of the data; None where there are none, and mixing is 0. keys [N]: of the
-        replicas. mixing: the share of each batch that is the data's; None: both in proportion to their rows."""
+        replicas. mixing: the share of each batch that is the data's; None: both in proportion to their rows.
+        interventions: the ring's rows that count as the data's where mixing is a share."""
         self.ring, self.sampler, self.source, self.mixing = ring, sampler, source, mixing
+        self.interventions = interventions
         self.size, self.from_data = batch_size, batch_size if mixing is None else round(mixing * batch_size)
         self.keys = keys.to(ring.device)
         where = ring.device if source is None else _device(source)
@@ -117,28 +128,35 @@ class MixedBatches:
         ring's.
         """
         if self.from_data == 0:
-            return self._played(step, self.size)
+            return self._drawn(step, self.size, self.ring, 0)
         data = self._of_data(step)
         if self.mixing is None:
-            played = self._played(step, self.size)
-            counts = self.ring.counts + self.source.count  # [N]
-            key = self._key(step, 2, self.keys)
-            from_data = vmap(lambda k, n: rng.randint(k, (self.size,), n))(key, counts) < self.source.count  # [N, B]
-            return _merged(
-                lambda v, w: torch.where(from_data.reshape(*from_data.shape, *[1] * (v.ndim - 2)), v, w), data, played
-            )
+            return self._union(step, data, self.ring, 0)
+        if self.interventions is not None:
+            data = self._union(step, data, self.interventions, 3)
         if self.from_data == self.size:
             return data
-        played = self._played(step, self.size - self.from_data)
+        played = self._drawn(step, self.size - self.from_data, self.ring, 0)
         return _merged(lambda v, w: torch.cat([v, w], 1), data, played)
 
     @staticmethod
     def _key(step: int, stream: int, keys: Tensor) -> Tensor:
         return rng.fold_in(rng.split(rng.fold_in(keys, step))[0], stream)
 
-    def _played(self, step: int, count: int) -> Batch:
-        slots = vmap(lambda k, n: rng.randint(k, (count,), n))(self._key(step, 0, self.keys), self.ring.counts)
-        return self.ring.take(slots)
+    def _drawn(self, step: int, count: int, ring: Ring, stream: int) -> Batch:
+        """Rows of a ring, [N, count, ...]."""
+        slots = vmap(lambda k, n: rng.randint(k, (count,), n))(self._key(step, stream, self.keys), ring.counts)
+        return ring.take(slots)
+
+    def _union(self, step: int, data: Batch, ring: Ring, stream: int) -> Batch:
+        """As many rows as `data` has, of both in proportion to how many rows there are."""
+        count = self.from_data
+        played = self._drawn(step, count, ring, stream)
+        key, counts = self._key(step, stream + 2, self.keys), ring.counts + self.source.count  # [N]
+        from_data = vmap(lambda k, n: rng.randint(k, (count,), n))(key, counts) < self.source.count  # [N, B]
+        return _merged(
+            lambda v, w: torch.where(from_data.reshape(*from_data.shape, *[1] * (v.ndim - 2)), v, w), data, played
+        )
 
     def _of_data(self, step: int) -> Batch:
         batch = vmap(lambda k: self.sampler(self.source, k, self.from_data))(self._key(step, 1, self.data_keys))
@@ -161,8 +179,8 @@ def _device(source: Any) -> torch.device:
 class Replay:
     """The rows of the ring on the disk, so that a checkpoint writes only those that came since the last one."""
 
-    def __init__(self, run_dir: Path, ring: Ring) -> None:
-        self.folder, self.ring = run_dir / FOLDER, ring
+    def __init__(self, run_dir: Path, ring: Ring, folder: str = FOLDER) -> None:
+        self.folder, self.ring = run_dir / folder, ring
         self.new: list[tuple[np.ndarray, dict[str, np.ndarray]]] = []
         self.files = 0
 

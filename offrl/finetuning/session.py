@@ -17,9 +17,10 @@ import torch
 from offrl.algorithm import Metrics, TrainState
 from offrl.errors import Interrupted, UserError, unsaid, warn
 from offrl.evaluation.evaluator import Evaluator
-from offrl.finetuning.environments import Play, Turn
 from offrl.finetuning.episodes import EpisodeLog
-from offrl.finetuning.snapshots import TASK
+from offrl.finetuning.play.environments import Play
+from offrl.finetuning.play.snapshots import TASK
+from offrl.finetuning.play.turns import Turn
 from offrl.finetuning.start import Start
 from offrl.runs.log import RunLog
 from offrl.settings.evaluation import worker_count

@@ -209,7 +209,7 @@ def resume(
     merged = {**flatten(run_settings), **{k: v for k, v in user_settings.items() if k not in other}}
     merged.pop("eval.env", None)
     config = choose(fill(FinetuneConfig(), merged, "finetune"), {}, fresh=False)
-    initial = {"starts": "task", **identity["finetune"]}
+    initial = {"starts": "task", "interventions": None, **identity["finetune"]}
     for name, value in user_settings.items():
         if name in initial and initial[name] != getattr(config, name):
             raise UserError(
@@ -217,7 +217,7 @@ def resume(
             )
     spec = runs.spec_of(record, path)
     data = None
-    check_code(path / runs.CONFIG, saved, user_settings, ("eval", *(("dataset",) if config.reads_data else ())))
+    check_code(path / runs.CONFIG, saved, user_settings, ("eval", "play", *(("dataset",) if config.reads_data else ())))
     if config.reads_data and settings is not None:
         # where the data are, and offrl's own files of them
         typed = {k.removeprefix("dataset."): v for k, v in other.items()}

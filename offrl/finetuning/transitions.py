@@ -20,9 +20,9 @@ from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
 from offrl.evaluation import streams
 from offrl.evaluation.past import acted, begin, push
-from offrl.finetuning.environments import Turn
+from offrl.finetuning.play.turns import Turn
 from offrl.finetuning.replay_buffer import Column
-from offrl.finetuning.windows import windows_of
+from offrl.finetuning.windows import INTERVENTION, windows_of
 from offrl.tasks.entries import VECTOR
 
 LATE = ("next_actions", "returns_to_go")  # columns that a row gets from the rest of its episode
@@ -143,7 +143,9 @@ class Rows:
         }
 
     def take(self, turn: Turn) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """(whose [R], rows [R, ...]): what is known completely now, in order."""
+        """(whose [R], rows [R, ...]): what is known completely now, in order. Besides `columns` a row says whether its
+        (first) action was an intervention, bool.
+        """
         ready = {
             **self._observations(turn),
             "actions": turn.actions,
@@ -157,12 +159,10 @@ class Rows:
                     "info['cost'] is what each step costs"
                 )
             ready["costs"] = turn.costs.astype(np.float32)
-        # flags of the data's rows alone, such as of demonstrations
-        ready |= {
-            name: np.zeros(len(turn.rewards), np.float32)
-            for name in self.single
-            if name not in ready and name not in LATE
-        }
+        # flags such as of demonstrations, which a person's actions are
+        flags = turn.interventions.astype(np.float32)
+        ready |= {name: flags for name in self.single if name not in ready and name not in LATE}
+        ready[INTERVENTION] = turn.interventions
         if not (self.whole or self.following or self.windows):
             return self.owner[turn.valid], {name: column[turn.valid] for name, column in ready.items()}
         out: list[tuple[int, dict[str, Any]]] = []
@@ -175,7 +175,8 @@ class Rows:
             if self.windows is not None:
                 known = self.windows.take(k, known, over)
             out += [(owner, row) for row in known]
-        rows = {name: np.stack([row[name] for _, row in out]) if out else np.zeros(0) for name in self.columns}
+        names = (*self.columns, INTERVENTION)
+        rows = {name: np.stack([row[name] for _, row in out]) if out else np.zeros(0) for name in names}
         return np.array([owner for owner, _ in out], np.int64), rows
 
     def drop(self, k: int) -> None:

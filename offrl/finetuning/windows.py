@@ -29,6 +29,7 @@ from offrl.finetuning.replay_buffer import Column
 
 Row = dict[str, Any]
 OBSERVED = "observations"
+INTERVENTION = "intervention"  # of a row: whether a person took its action
 
 
 def windows_of(sampler: Any, environments: int) -> RingWindows | RingStates | None:
@@ -130,6 +131,7 @@ class RingStates:
         count = max(0, len(states) - self.length + 1)
         windows = [
             {name: np.stack([state[name] for state in states[i : i + self.length]]) for name in states[i]}
+            | {INTERVENTION: states[i][INTERVENTION]}
             for i in range(count)
         ]
         if over:
@@ -149,6 +151,7 @@ def _state(observed: Row, row: Row, before: Row | None) -> Row:
         **{name: x for name, x in observed.items() if _head(name) == OBSERVED},
         "actions": row["actions"],
         "rewards": row["rewards"],
+        INTERVENTION: row[INTERVENTION],
         PREVIOUS_ACTIONS: np.zeros_like(row["actions"]) if before is None else before["actions"],
         ARRIVAL_REWARDS: np.zeros_like(row["rewards"]) if before is None else before["rewards"],
         IS_FIRST: before is None,

@@ -26,8 +26,9 @@ DEFAULTS = DatasetConfig()
 # the name says which data the run is of
 PLACES = tuple(f"dataset.{name}" for name in marked(DEFAULTS, "place") if name != "name")
 CODE = ("dataset.reward_labels", "dataset.cost_labels")
+PLAY = ("interventions",)  # likewise code, of fine-tuning
 ENVIRONMENTS = ("env", "eval.env")
-PARTS = ("dataset", "eval")
+PARTS = ("dataset", "eval", "play")
 ASIDE = ("config", "resume", "trust", "runs_dir", "plugins")  # of a command: no settings of what it began
 LOCAL = ("tensorboard", "none")  # loggers that write into the run; the others send it to a service
 COUNTS = ("threads", "workers", "eval.workers")
@@ -148,7 +149,7 @@ def check_code(
         dotted({k: v for k, v in settings.items() if k != "given" and v is not None}),
         settings.get("given") or {},
     ):
-        for name in CODE if "dataset" in parts else ():
+        for name in (*(CODE if "dataset" in parts else ()), *(PLAY if "play" in parts else ())):
             text = values.get(name)
             if isinstance(text, str) and Path(text).suffix != ".safetensors" and typed.get(name, text) == text:
                 trust.check_code(path, name, text, name in typed)

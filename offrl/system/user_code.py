@@ -63,6 +63,17 @@ def python_object(reference: str, name: str, text: str) -> tuple[Any, Path | Non
     return value, Path(source) if source else None
 
 
+def function_of(text: str, setting: str) -> Callable[..., Any]:
+    """The user's function that `setting` names as file.py:FUNCTION. Raises UserError."""
+    source, _, name = text.rpartition(":")
+    if not source or not name.isidentifier():
+        raise UserError(f"{setting}={text} names no function: {setting}=file.py:FUNCTION")
+    value = python_object(source, name, f"{setting}={text}")[0]
+    if not callable(value):
+        raise UserError(f"{setting}={text} is a {type(value).__name__}; a function is due")
+    return value
+
+
 def guarded(where: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call user code. Raises UserError, in one line that names the place, for whatever it raises."""
     try:

@@ -69,24 +69,29 @@ class PushedReacher(Reacher):
     push = PUSH
 
 
+def controller(q: np.ndarray, speed: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Torques of the nearer inverse kinematics, with a spring and a damper on each joint: q [2], speed [2], the target
+    in metres [2]."""
+    cosine = np.clip((target @ target - LINKS[0] ** 2 - LINKS[1] ** 2) / (2 * LINKS[0] * LINKS[1]), -1.0, 1.0)
+    ways = []
+    for elbow in (np.arccos(cosine), -np.arccos(cosine)):
+        shoulder = np.arctan2(target[1], target[0]) - np.arctan2(
+            LINKS[1] * np.sin(elbow), LINKS[0] + LINKS[1] * np.cos(elbow)
+        )
+        turn = shoulder - q[0]
+        ways.append(np.array([np.arctan2(np.sin(turn), np.cos(turn)), elbow - q[1]]))
+    error = min(ways, key=lambda way: float(np.abs(way).max()))
+    return np.clip(0.6 * error - 0.06 * speed, -1.0, 1.0).astype(np.float32)
+
+
 def demonstrations() -> dict[str, np.ndarray]:
-    """Columns of scripted episodes without the torque: inverse kinematics, and a spring with a damper on each joint."""
+    """Columns of scripted episodes without the torque."""
     env, rows = Reacher(), []
     physics: Any = env.unwrapped
     for episode in range(DEMONSTRATIONS):
         observation, over = env.reset(seed=episode)[0], False
         while not over:
-            q, speed, target = physics.data.qpos[:2], physics.data.qvel[:2], physics.data.qpos[2:4]
-            cosine = np.clip((target @ target - LINKS[0] ** 2 - LINKS[1] ** 2) / (2 * LINKS[0] * LINKS[1]), -1.0, 1.0)
-            ways = []
-            for elbow in (np.arccos(cosine), -np.arccos(cosine)):
-                shoulder = np.arctan2(target[1], target[0]) - np.arctan2(
-                    LINKS[1] * np.sin(elbow), LINKS[0] + LINKS[1] * np.cos(elbow)
-                )
-                turn = shoulder - q[0]
-                ways.append(np.array([np.arctan2(np.sin(turn), np.cos(turn)), elbow - q[1]]))
-            error = min(ways, key=lambda way: float(np.abs(way).max()))
-            action = np.clip(0.6 * error - 0.06 * speed, -1.0, 1.0).astype(np.float32)
+            action = controller(physics.data.qpos[:2], physics.data.qvel[:2], physics.data.qpos[2:4])
             following, reward, terminated, truncated, _ = env.step(action)
             rows.append((observation, action, reward, following, terminated, truncated and not terminated))
             observation, over = following, terminated or truncated

@@ -20,8 +20,8 @@ from offrl.data.dataset import Dataset
 from offrl.data.samplers.chunks import WHOLE, ChunkSampler
 from offrl.data.samplers.states import StateSampler
 from offrl.data.samplers.transitions import SPAN, VALID, TransitionSampler
-from offrl.finetuning.environments import Turn
 from offrl.finetuning.learner import Learner
+from offrl.finetuning.play.turns import Turn
 from offrl.finetuning.replay_buffer import MixedBatches, Ring
 from offrl.finetuning.transitions import Rows, columns_for, returns_of
 from offrl.settings.replicas import Replica
@@ -69,6 +69,7 @@ def play() -> tuple[list[Turn], dict[int, Dataset]]:
                 [],
                 np.full(4, np.nan),
                 rewards + 7.0,
+                np.zeros(4, bool),
             )
         )
     data = {}

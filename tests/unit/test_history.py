@@ -25,7 +25,7 @@ from offrl.evaluation.policy import TrainedPolicy
 from offrl.export import check
 from offrl.export.describe import description
 from offrl.export.graph import PolicyGraph
-from offrl.finetuning.environments import Turn
+from offrl.finetuning.play.turns import Turn
 from offrl.finetuning.transitions import Rows, columns_for, returns_of
 from offrl.ope.problem import make_problem
 from offrl.runs.record import complete, directory
@@ -229,7 +229,7 @@ def test_played_windows_are_those_of_the_data(encoder: str) -> None:
         before, action, after = (x[row : row + 1] for x in parts)
         shown = rows.observed(before)
         over = np.array([row % LENGTH == LENGTH - 1])
-        _, taken = rows.take(Turn(before, action, one, after, no, over, ~no, [], one, one))
+        _, taken = rows.take(Turn(before, action, one, after, no, over, ~no, [], one, one, no))
         for name in ("observations", "next_observations"):
             value = due[name] if encoder == "stack" else due[name]["vector"]
             found = taken[name if encoder == "stack" else f"{name}/vector"]

@@ -17,8 +17,8 @@ from offrl.data.dataset import DataSpec
 from offrl.data.samplers.transitions import TransitionSampler
 from offrl.data.transforms.columns import add_returns_to_go
 from offrl.errors import UserError
-from offrl.finetuning.environments import Play, start_seed
-from offrl.finetuning.snapshots import TASK
+from offrl.finetuning.play.environments import Play, start_seed
+from offrl.finetuning.play.snapshots import TASK
 from offrl.finetuning.transitions import Rows, columns_for, returns_of
 from offrl.tasks.task import Task
 

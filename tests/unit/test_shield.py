@@ -27,11 +27,11 @@ from offrl.evaluation.shield_kinds import (
     ModelShield,
     Rule,
     ShieldSettings,
-    function_of,
     shield_of,
 )
 from offrl.export.write import export_policy
 from offrl.settings.evaluation import EvalConfig
+from offrl.system.user_code import function_of
 from offrl.world_models.model import Prediction
 from tests.support.cases import Case
 from tests.support.documents import ROOT, blocks

@@ -21,8 +21,8 @@ from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
 from offrl.finetuning import episodes, summary
 from offrl.finetuning.config import FinetuneConfig
-from offrl.finetuning.environments import Play
-from offrl.finetuning.snapshots import TASK, Snapshots, load
+from offrl.finetuning.play.environments import Play
+from offrl.finetuning.play.snapshots import TASK, Snapshots, load
 from offrl.settings.dataset import DatasetConfig
 from offrl.system import files as checkpoint
 from offrl.tasks.task import Task

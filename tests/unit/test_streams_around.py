@@ -27,7 +27,8 @@ from offrl.data.transforms.columns import normalize_observations
 from offrl.data.transforms.reward_labels import episode_columns
 from offrl.envs.drawn import TASKS, WORLDS
 from offrl.errors import UserError
-from offrl.finetuning.environments import Play, Turn
+from offrl.finetuning.play.environments import Play
+from offrl.finetuning.play.turns import Turn
 from offrl.finetuning.replay_buffer import MixedBatches, Ring
 from offrl.finetuning.start import spec_of
 from offrl.finetuning.transitions import Rows, columns_for, returns_of
@@ -90,6 +91,7 @@ def played(dataset: Dataset, episodes: list[dict[str, np.ndarray]]) -> list[Turn
                     ~no,
                     [],
                     *2 * [reward * np.nan],
+                    no,
                 )
             )
     return turns

@@ -40,7 +40,7 @@ class BestEpisodeSampler(TransitionSampler):
 
     share: float = 1.0
 
-    played: ClassVar[tuple[str, ...]] = (DEMONSTRATION,)  # columns that are 0 of what is played online
+    played: ClassVar[tuple[str, ...]] = (DEMONSTRATION,)  # online: 1 where a person acts, else 0
 
     def prepare(self, dataset: Dataset) -> RankedTransitions:
         """Raises UserError as TransitionSampler does, and where no return is known."""

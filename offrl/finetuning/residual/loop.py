@@ -16,7 +16,7 @@ from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError, warn
 from offrl.families.on_policy import ppo
 from offrl.families.on_policy.residual import Residual
-from offrl.finetuning.environments import Turn
+from offrl.finetuning.play.turns import Turn
 from offrl.finetuning.residual.learner import Passes, ResidualLearner, minibatches
 from offrl.finetuning.residual.rollout import Bases, batch_of, play_on
 from offrl.finetuning.session import OnlineLoop

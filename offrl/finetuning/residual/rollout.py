@@ -20,8 +20,9 @@ from offrl.data.samplers.transitions import Batch
 from offrl.families.on_policy import ppo
 from offrl.families.on_policy.residual import Residual
 from offrl.families.on_policy.residual_actor import ResidualActor
-from offrl.finetuning.environments import Play, Turn
 from offrl.finetuning.learner import ACTING
+from offrl.finetuning.play.environments import Play
+from offrl.finetuning.play.turns import Turn
 from offrl.finetuning.residual.learner import ResidualLearner
 from offrl.finetuning.transitions import normal
 

@@ -26,7 +26,7 @@ from offrl.tasks.episodes import success_of
 from offrl.tasks.task import Task
 
 # settings of mode=transitions
-OTHERS = ("mixing", "utd", "warmup", "update_every", "noise", "capacity", "starts", *STARTS)
+OTHERS = ("mixing", "utd", "warmup", "update_every", "noise", "capacity", "interventions", "starts", *STARTS)
 
 
 @dataclass

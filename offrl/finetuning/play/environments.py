@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +20,10 @@ from offrl.data.fit import check_fit
 from offrl.errors import UserError, warn
 from offrl.evaluation.arrays import finite_rows
 from offrl.evaluation.steppers import StepFailed, Steps, step_all
-from offrl.finetuning.snapshots import TASK, Snapshots
+from offrl.finetuning.play.actions import ActionScale
+from offrl.finetuning.play.interventions import Interventions
+from offrl.finetuning.play.snapshots import TASK, Snapshots
+from offrl.finetuning.play.turns import Ended, Seat, Turn, blank
 from offrl.tasks.environments import action_kind, episode_limit, flattener, make_env, to_space
 from offrl.tasks.episodes import ENDLESS, mujoco_warnings
 from offrl.tasks.task import Task
@@ -33,52 +35,6 @@ def start_seed(seed: int, replica_seed: int, env: int, episode: int) -> int:
     """
     text = f"offrl finetune {seed} {replica_seed} {env} {episode}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little") & 0x7FFFFFFF
-
-
-@dataclass
-class Seat:
-    """One environment and its running episode."""
-
-    env: Any
-    replica: int
-    seed: int  # of the replica
-    number: int  # of the environment among the replica's
-    episode: int = -1  # of this environment, from 0
-    total: float = 0.0  # of the rewards so far, as the environment gave them
-    actions: list[np.ndarray] = field(default_factory=list)  # in [-1, 1], or choices: of the steps so far
-    start: int = TASK  # the row of the data in whose state the episode began
-    success: float = np.nan  # the best of the steps so far, in [0, 1]; NaN: the environment said nothing
-
-    def where(self, step: int | None = None) -> str:
-        at = "" if step is None else f", step {step}"
-        return f"(seed {self.seed}, environment {self.number}, episode {self.episode}{at})"
-
-
-class Ended(NamedTuple):
-    """An episode that ended."""
-
-    replica: int
-    total: float  # of the rewards, as the environment gave them
-    length: int
-    start: int  # see `Seat`
-    success: float | None  # the best of its steps, in [0, 1]; None: the environment said nothing
-
-
-@dataclass
-class Turn:
-    """One step of every environment: K = replicas x envs rows, replica after replica."""
-
-    observations: np.ndarray  # [K, *O] before the action, as the environment gave them
-    actions: np.ndarray  # [K, A] in [-1, 1], or [K] int64
-    rewards: np.ndarray  # [K] float64, as the environment gave them
-    # [K, *O]: after the last step of an episode the true one, not the next episode's first
-    next_observations: np.ndarray
-    terminated: np.ndarray  # [K] bool
-    over: np.ndarray  # [K] bool: terminated or truncated
-    valid: np.ndarray  # [K] bool: False where the physics blew up, after which there is no transition
-    ended: list[Ended]
-    successes: np.ndarray  # [K] float64 in [0, 1] of this step; NaN where the environment said nothing
-    costs: np.ndarray  # [K] float64 of this step; likewise
 
 
 class Play:
@@ -93,16 +49,19 @@ class Play:
         seed: int,
         max_steps: int | None,
         margin: float = 0.0,
+        interventions: Interventions | None = None,
     ) -> None:
         """seeds: of the replicas. seed: of the start states. margin: actions stay in +-(1 - margin), as the data's.
+        interventions: who may act in the policies' place.
 
         Raises UserError where the environment cannot be made or does not fit `spec`.
         """
-        self.task, self.spec, self.seed, self.margin = task, spec, seed, margin
+        self.task, self.spec, self.seed, self.scale = task, spec, seed, ActionScale(spec, margin)
         self.end_on_success = False  # whether a success ends its episode
         self.t = 0  # environment steps of each replica
         self.envs = envs
         self.snapshots: Snapshots | None = None  # in which episodes begin
+        self.interventions = interventions
         self.name = task.env_id or task.name
         self._stack = contextlib.ExitStack()
         first = make_env(task)
@@ -122,7 +81,6 @@ class Play:
         except BaseException:
             self.close()
             raise
-        self.low, self.high = spec.action_bounds
         self.current = np.zeros((len(self.seats), *self.shape), self.kind)
         self.unstable: list[str] = self._stack.enter_context(mujoco_warnings())
 
@@ -158,7 +116,8 @@ class Play:
         Raises UserError where an environment fails, or gives what is not finite; nothing of the step counts then.
         """
         indices = list(range(len(self.seats)))
-        stored = self._stored(actions)
+        stored = self.scale.stored(actions)
+        intervened = self._intervene(stored)
         rows, steps = self._advance(indices, stored)
         rewards, terminated, over = steps.rewards, steps.terminated, steps.over
         if self.end_on_success:
@@ -183,6 +142,7 @@ class Play:
         for k, seat in enumerate(self.seats):
             if valid[k]:
                 seat.actions.append(stored[k])
+                seat.interventions.append(bool(intervened[k]))
                 seat.total += float(rewards[k])
                 seat.success = float(np.fmax(seat.success, steps.successes[k]))
             over[k] |= terminated[k] or len(seat.actions) >= self._limit(seat)
@@ -190,7 +150,8 @@ class Play:
                 success = None if np.isnan(seat.success) else seat.success
                 ended.append(Ended(seat.replica, seat.total, len(seat.actions), seat.start, success))
                 self._begin(k, seat)
-        return Turn(before, stored, rewards, rows, terminated, over, valid, ended, steps.successes, steps.costs)
+        amounts = steps.successes, steps.costs
+        return Turn(before, stored, rewards, rows, terminated, over, valid, ended, *amounts, intervened)
 
     # ---- in the middle of an episode
 
@@ -199,8 +160,11 @@ class Play:
         lengths = [len(seat.actions) for seat in self.seats]
         actions = [np.stack(seat.actions) for seat in self.seats if seat.actions]
         empty = np.zeros((0,) if self.discrete else (0, self.choices), np.int64 if self.discrete else np.float32)
-        starts = {} if self.snapshots is None else {"start": torch.tensor([seat.start for seat in self.seats])}
-        return starts | {
+        more = {} if self.snapshots is None else {"start": torch.tensor([seat.start for seat in self.seats])}
+        if self.interventions is not None:
+            flags = [flag for seat in self.seats for flag in seat.interventions]
+            more["interventions"] = torch.tensor(flags, dtype=torch.bool)
+        return more | {
             "episode": torch.tensor([seat.episode for seat in self.seats]),
             "length": torch.tensor(lengths),
             "actions": torch.from_numpy(np.concatenate([empty, *actions])),
@@ -212,14 +176,17 @@ class Play:
         whose episode was shorter, which are not `valid`; the environments that did not come back to where they were,
         and begin a new episode). `t` is to be that of the state."""
         lengths, starts = state["length"].tolist(), state.get("start", torch.full_like(state["length"], TASK))
-        parts = np.split(state["actions"].numpy(), np.cumsum(lengths)[:-1])
+        ends = np.cumsum(lengths)[:-1]
+        parts = np.split(state["actions"].numpy(), ends)
+        nobody = torch.zeros(sum(lengths), dtype=torch.bool)
+        flags = np.split(state.get("interventions", nobody).numpy(), ends)
         for k, (seat, episode) in enumerate(zip(self.seats, state["episode"].tolist(), strict=True)):
             seat.episode, seat.start = episode, int(starts[k])
             self._reset(k, seat)
         turns, restarted = [], set()
         for t in range(max(lengths)):
             at = [k for k, n in enumerate(lengths) if n > t and k not in restarted]
-            turn = self._blank()
+            turn = blank(self.current, state["actions"].numpy())
             turns.append(turn)
             if not at:
                 continue
@@ -230,11 +197,12 @@ class Play:
                     restarted.add(k)
                     continue
                 seat.actions.append(parts[k][t])
+                seat.interventions.append(bool(flags[k][t]))
                 seat.total += float(steps.rewards[i])
                 seat.success = float(np.fmax(seat.success, steps.successes[i]))
                 turn.observations[k], turn.next_observations[k] = self.current[k], rows[i]
                 turn.actions[k], turn.rewards[k], turn.valid[k] = parts[k][t], steps.rewards[i], True
-                turn.costs[k] = steps.costs[i]
+                turn.interventions[k], turn.costs[k] = flags[k][t], steps.costs[i]
                 self.current[k] = rows[i]
         saved = state["current"].numpy()
         restarted |= {k for k in range(len(self.seats)) if self.current[k].tobytes() != saved[k].tobytes()}
@@ -243,23 +211,6 @@ class Play:
         return turns, sorted(restarted)
 
     # ---- one environment
-
-    def _blank(self) -> Turn:
-        count = len(self.seats)
-        actions = np.zeros(count, np.int64) if self.discrete else np.zeros((count, self.choices), np.float32)
-        rows, flags, unknown = np.zeros_like(self.current), np.zeros(count, bool), np.full(count, np.nan)
-        return Turn(
-            rows,
-            actions,
-            np.zeros(count),
-            rows.copy(),
-            flags,
-            flags.copy(),
-            flags.copy(),
-            [],
-            unknown,
-            unknown.copy(),
-        )
 
     def _limit(self, seat: Seat) -> int:
         return self.limit if self.snapshots is None or seat.start == TASK else min(self.limit, self.snapshots.limit)
@@ -273,7 +224,7 @@ class Play:
 
     def _reset(self, k: int, seat: Seat) -> None:
         """Begin the seat's episode."""
-        seat.total, seat.success, seat.actions = 0.0, np.nan, []
+        seat.total, seat.success, seat.actions, seat.interventions = 0.0, np.nan, [], []
         try:
             observation, _ = seat.env.reset(seed=start_seed(self.seed, seat.seed, seat.number, seat.episode))
             if self.snapshots is not None and seat.start != TASK:
@@ -292,21 +243,20 @@ class Play:
             raise UserError(f"{self.name}: reset gave an observation {fault} {seat.where()}")
         self.current[k] = row
 
-    def _stored(self, actions: np.ndarray) -> np.ndarray:
-        """Actions as a dataset has them."""
-        if self.discrete:
-            return np.asarray(actions, np.int64)
-        return np.clip(np.asarray(actions, np.float32), self.margin - 1.0, 1.0 - self.margin).astype(np.float32)
+    def _intervene(self, stored: np.ndarray) -> np.ndarray:
+        """Put the actions of `interventions` in place of the policies' in `stored`; [K] bool: where."""
+        intervened = np.zeros(len(stored), bool)
+        if self.interventions is not None:
+            for k, (seat, value) in enumerate(zip(self.seats, self.scale.values(stored), strict=True)):
+                action = self.interventions(self.current[k], value, seat.where(len(seat.actions)))
+                if action is not None:
+                    stored[k], intervened[k] = self.scale.of_values(action), True
+        return intervened
 
     def _advance(self, at: Sequence[int], stored: np.ndarray) -> tuple[np.ndarray, Steps]:
         """One step of the environments `at`: their observations [K, *O], and all that they answered."""
         seats = [self.seats[k] for k in at]
-        values = stored
-        if not self.discrete:
-            values = np.clip(
-                self.low + (stored + np.float32(1.0)) * np.float32(0.5) * (self.high - self.low), self.low, self.high
-            )
-        sent = to_space(seats[0].env.action_space, values)
+        sent = to_space(seats[0].env.action_space, self.scale.values(stored))
         self.unstable.clear()
         try:
             steps = step_all(

@@ -1,0 +1,1 @@
+"""The environments in which replicas learn, and who acts in them."""

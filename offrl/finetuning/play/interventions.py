@@ -1,0 +1,47 @@
+"""A person, or a script, who acts in a policy's place while it learns (HIL-SERL, arXiv 2410.21845)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from offrl.data.dataset import DataSpec
+from offrl.errors import UserError
+from offrl.system.user_code import function_of, guarded
+
+
+class Interventions:
+    """The user's function(observation, action) -> the action to take in its place, or None: the policy acts.
+
+    Both actions are in the environment's units, [A] or a choice; the observation is as the environment gave it, [*O],
+    or a dictionary of its streams.
+    """
+
+    def __init__(self, reference: str, spec: DataSpec) -> None:
+        """reference: file.py:FUNCTION. Raises UserError."""
+        self.name, self.spec = f"interventions={reference}", spec
+        self.function = function_of(reference, "interventions")
+
+    def __call__(self, observation: np.ndarray, action: np.ndarray, where: str) -> np.ndarray | None:
+        """The action within the environment's range; None: the policy's stands. Raises UserError, at `where`."""
+        observed: Any = observation
+        if names := observation.dtype.names:
+            observed = {name: observation[name] for name in names}
+        answer = guarded(f"{self.name} {where}", self.function, observed, action)
+        if answer is None:
+            return None
+        try:
+            value = np.asarray(answer, np.float32)
+        except (TypeError, ValueError):
+            raise UserError(f"{self.name} gave {answer!r} {where}: an action is due, or None") from None
+        if value.shape != np.shape(action) or not np.isfinite(value).all():
+            raise UserError(
+                f"{self.name} gave {answer!r} {where}: an action of shape {list(np.shape(action))} of finite numbers "
+                "is due, or None where the policy acts"
+            )
+        if not self.spec.discrete:
+            return np.clip(value, *self.spec.action_bounds)
+        if value not in range(self.spec.num_actions):
+            raise UserError(f"{self.name} gave {answer!r} {where}: choices are 0 to {self.spec.num_actions - 1}")
+        return value.astype(np.int64)
