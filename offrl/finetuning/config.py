@@ -167,5 +167,13 @@ def choose(config: FinetuneConfig, online: Mapping[str, Any], fresh: bool) -> Fi
     return dataclasses.replace(config, **chosen, warmup=warmup, envs=envs, eval=evaluation)
 
 
+def check_goals(config: FinetuneConfig, name: str) -> None:
+    """Raise UserError for settings that goals in hindsight do not go with."""
+    if config.capacity is not None and config.capacity < config.steps:
+        raise UserError(
+            f"capacity={config.capacity} would overwrite episodes from which {name} draws goals: leave it out"
+        )
+
+
 def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value

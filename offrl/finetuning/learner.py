@@ -89,12 +89,15 @@ class Learner(LocalEngine):
             self.hyper[0][name] = self.base[name] * (first + (last - first) * min(1.0, share / until))
 
     @torch.no_grad()
-    def act(self, observations: Any, t: int, noise: float | None, begun: np.ndarray) -> np.ndarray:
+    def act(
+        self, observations: Any, t: int, noise: float | None, begun: np.ndarray, goals: np.ndarray | None = None
+    ) -> np.ndarray:
         """Actions [N, E, A] in [-1, 1], or [N, E] choices, for normalised observations [N, E, O], or several streams of
         them by name, at environment step t.
 
         noise: None: the policy explores in its own way; else see `FinetuneConfig.noise`. begun [N, E]: episodes that
-        are at their start. A second call for the same t acts from the same memory.
+        are at their start. A second call for the same t acts from the same memory. goals [N, E, G]: of goal-conditioned
+        policies, which have no other memory.
         """
         acting, spec, encoded = self._acting(), self.algorithm.spec, self.algorithm.encoder is not None
         if t != self._acted:
@@ -104,18 +107,23 @@ class Learner(LocalEngine):
         else:
             obs = torch.tensor(observations, dtype=torch.float32, device=self.device)
         keys, fresh = rng.fold_in(rng.fold_in(acting.key, ACTING), t), torch.from_numpy(begun).to(self.device)
+        towards_goals = goals is not None
+        aims: Any = () if goals is None else torch.from_numpy(goals).to(self.device)
 
         def one(
-            state: TrainState, obs: Any, key: Tensor, values: dict[str, Tensor], carry: Any, fresh: Tensor
+            state: TrainState, obs: Any, key: Tensor, values: dict[str, Tensor], carry: Any, fresh: Tensor, goals: Any
         ) -> tuple[Tensor, Any]:
             for name, value in values.items():
                 object.__setattr__(self._own.config, name, value)
             actor = self._own.actor(state)
             if encoded:
                 obs = actor.apply(ENCODER, obs)
-            carry = None if carry == () else actor.begin_anew(carry, fresh)
+            if towards_goals:
+                carry = actor.set_goal(None, goals)
+            else:
+                carry = None if carry == () else actor.begin_anew(carry, fresh)
             actions, carry = actor.act(carry, obs, key, explore=noise is None)
-            after = () if carry is None else carry
+            after = () if carry is None or towards_goals else carry
             if not noise:
                 return actions, after
             draw, other = rng.split(rng.fold_in(key, 1))
@@ -124,7 +132,7 @@ class Learner(LocalEngine):
                 return torch.where(rng.bernoulli(draw, (len(obs),), noise), random_actions, actions), after
             return (actions + noise * rng.normal(draw, tuple(actions.shape))).clamp(-1.0, 1.0), after
 
-        inputs = acting, obs, keys, self.hyper[0], self._before, fresh
+        inputs = acting, obs, keys, self.hyper[0], self._before, fresh, aims
         if not self.captured:
             actions, self._after = vmap(one)(*inputs)
             return actions.cpu().numpy()

@@ -26,7 +26,7 @@ from offrl.finetuning.replay_buffer import INTERVENTIONS, MixedBatches, Replay, 
 from offrl.finetuning.residual.loop import ResidualLoop
 from offrl.finetuning.session import OnlineLoop
 from offrl.finetuning.start import Start
-from offrl.finetuning.transitions import Rows, columns_for, returns_of
+from offrl.finetuning.transitions import Rows, columns_for, normal, returns_of
 from offrl.finetuning.windows import INTERVENTION
 from offrl.settings.presets import finetune_settings
 from offrl.system import backend
@@ -57,6 +57,8 @@ def finetune(start: Start, run_dir: Path) -> None:
         play = stack.enter_context(
             Play(start.task, start.spec, seeds, config.envs or 1, config.seed, config.eval.max_steps, margin, person)
         )
+        if start.algorithm.traits.goal_conditioned and config.mode != "residual":
+            play.goal_dim = start.spec.observation_dim
         if config.starts == "data" and start.data is not None:
             play.begin_in(load_snapshots(config, start.data, start.spec.source))
         start.spec = settled(start.spec, play.seats[0].env)
@@ -204,8 +206,11 @@ class TransitionLoop(OnlineLoop):
         visible = self.rows.observed(self.play.current)
         observations = pytree.tree_map(lambda x: x.reshape(self.many, self.envs, *x.shape[1:]), visible)
         begun = np.array([not seat.actions for seat in self.play.seats]).reshape(self.many, self.envs)
+        goals = None
+        if self.play.goal_dim:
+            goals = normal(self.start.spec, self.play.goals).reshape(self.many, self.envs, -1)
         for _ in range(2):
-            actions = self.learner.act(observations, self.t, self.config.noise, begun)
+            actions = self.learner.act(observations, self.t, self.config.noise, begun, goals)
             good = np.isfinite(actions.reshape(self.many, -1)).all(1)
             if good.all():
                 return actions.reshape(-1, *actions.shape[2:])

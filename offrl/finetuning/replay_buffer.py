@@ -16,9 +16,11 @@ from torch.func import vmap
 
 from offrl import rng
 from offrl.data.memory import free_bytes
+from offrl.data.samplers.goals import GoalSampler
 from offrl.data.samplers.tables import Packed
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
+from offrl.finetuning import hindsight
 from offrl.system import files as checkpoint
 from offrl.system.backend import move
 
@@ -81,7 +83,10 @@ class Ring:
         flat = [np.asarray(rows[name])[keep].reshape(len(index), -1).astype(np.float32) for name in self.packed.layout]
         self.packed.table[index] = torch.from_numpy(np.concatenate(flat, 1)).to(self.device)
         for name, column in self.apart.items():
-            column[index] = torch.from_numpy(np.ascontiguousarray(np.asarray(rows[name])[keep])).to(self.device)
+            values = np.asarray(rows[name])[keep]
+            if name == hindsight.LAST:
+                values = (values + slots[keep] % self.capacity).astype(np.int32)
+            column[index] = torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
         self.counts.copy_(torch.from_numpy(np.minimum(self.total, self.capacity)))
 
     def take(self, slots: Tensor) -> Batch:
@@ -145,8 +150,10 @@ class MixedBatches:
 
     def _drawn(self, step: int, count: int, ring: Ring, stream: int) -> Batch:
         """Rows of a ring, [N, count, ...]."""
-        slots = vmap(lambda k, n: rng.randint(k, (count,), n))(self._key(step, stream, self.keys), ring.counts)
-        return ring.take(slots)
+        keys = self._key(step, stream, self.keys)
+        if isinstance(self.sampler, GoalSampler):
+            return hindsight.draw(ring, self.sampler, keys, count)
+        return ring.take(vmap(lambda k, n: rng.randint(k, (count,), n))(keys, ring.counts))
 
     def _union(self, step: int, data: Batch, ring: Ring, stream: int) -> Batch:
         """As many rows as `data` has, of both in proportion to how many rows there are."""

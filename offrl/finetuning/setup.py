@@ -12,8 +12,9 @@ from offrl.algorithm import Algorithm
 from offrl.data.dataset import Dataset
 from offrl.encoding import set_spec
 from offrl.errors import UserError, nearest, warn
+from offrl.families.goal_conditioned import GoalConditioned
 from offrl.finetuning import expansion
-from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, choose
+from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, check_goals, choose
 from offrl.finetuning.residual.setup import begin as begin_residual
 from offrl.finetuning.start import (
     KIND,
@@ -38,6 +39,7 @@ from offrl.settings.train import seed_list
 from offrl.settings.untrusted import literal
 from offrl.system import files as checkpoint
 from offrl.system import trust
+from offrl.tasks.environments import towards_goals
 from offrl.tasks.task import Task
 from offrl.training.engine import first_state
 from offrl.training.setup import make_algorithm, with_encoder
@@ -86,6 +88,9 @@ def begin(
     if start.config.mode != "residual":
         # refuses what is not played
         columns_for(start.spec, start.algorithm.sampler(), start.algorithm.config.name)
+        if start.algorithm.traits.goal_conditioned:
+            start.task = towards_goals(start.task)
+            check_goals(start.config, start.algorithm.config.name)
     # a policy's file says where it learnt
     start.spec = dataclasses.replace(start.spec, task=dataclasses.replace(start.task, env_factory=None))
     set_spec(start.algorithm, start.spec)
@@ -254,14 +259,16 @@ def _kind(name: str, label: str, where: str = "") -> tuple[type[Algorithm], dict
     able = ", ".join(
         n
         for n, k in registry.names("algo").items()
-        if n not in ON_A_RUN and _learns_from_rewards(k) and finetune_settings(n) is not None
+        if n not in ON_A_RUN
+        and (_learns_from_rewards(k) or issubclass(k, GoalConditioned))
+        and finetune_settings(n) is not None
     )
     if changes is None:
         raise UserError(
             f"{where or name}: {name} learns from demonstrations, in a model, or from windows of steps, not from "
             f"single steps of an environment; those that can be fine-tuned: {able}"
         )
-    if not _learns_from_rewards(kind):
+    if not (_learns_from_rewards(kind) or issubclass(kind, GoalConditioned)):
         raise UserError(
             f"{where or name}: {name} imitates the data and has no critic, so an environment's rewards would teach it "
             f"nothing; those that can be fine-tuned: {able}"

@@ -14,18 +14,20 @@ from torch import Tensor
 
 from offrl.data.dataset import DataSpec
 from offrl.data.samplers.chunks import ChunkSampler
+from offrl.data.samplers.goals import GoalSampler
 from offrl.data.samplers.states import StateSampler
 from offrl.data.samplers.transitions import TransitionSampler
 from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
 from offrl.evaluation import streams
 from offrl.evaluation.past import acted, begin, push
+from offrl.finetuning.hindsight import LAST
 from offrl.finetuning.play.turns import Turn
 from offrl.finetuning.replay_buffer import Column
 from offrl.finetuning.windows import INTERVENTION, windows_of
 from offrl.tasks.entries import VECTOR
 
-LATE = ("next_actions", "returns_to_go")  # columns that a row gets from the rest of its episode
+LATE = ("next_actions", "returns_to_go", LAST)  # columns that a row gets from the rest of its episode
 # (rewards, terminations, first rows, last + 1) -> [R]
 Returns = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
@@ -44,20 +46,20 @@ def columns_for(spec: DataSpec, sampler: Any, name: str) -> dict[str, Column]:
     extra = getattr(sampler, "extra", ())
     # windows that end with their episode, with one-step targets: what playing makes
     strict = sampler == StateSampler(getattr(sampler, "length", 1))
-    if not (strict or isinstance(sampler, TransitionSampler | ChunkSampler)):
+    goals = isinstance(sampler, GoalSampler)
+    if goals and (spec.streams or spec.windowed or spec.encoder is not None or spec.goal_dim):
+        kind = "parts of a state (achieved_goals)" if spec.goal_dim else "images or windows"
+        raise UserError(f"{name} learns online towards goals that are whole observations of one vector, and those of "
+                        f"{spec.name} are {kind}")  # fmt: skip
+    if not (strict or goals or isinstance(sampler, TransitionSampler | ChunkSampler)):
         raise UserError(f"{name} learns from batches of its own kind ({type(sampler).__name__}), which are not made of "
                         "single transitions: offrl finetune cannot go on with it")  # fmt: skip
     if unknown := [column for column in extra if column not in (*LATE, "costs")]:
         raise UserError(f"{name} learns from the data's column '{unknown[0]}', which an environment does not give")
     action: Column = ((), torch.int64) if spec.discrete else ((spec.action_dim,), torch.float32)
     number: Column = (), torch.float32
-    columns = {
-        **_observation("observations", spec),
-        "actions": action,
-        "rewards": number,
-        **_observation("next_observations", spec),
-        "masks": number,
-    }
+    columns = {**_observation("observations", spec), "actions": action, **_observation("next_observations", spec)}
+    columns |= {LAST: ((), torch.int32)} if goals else {"rewards": number, "masks": number}
     columns |= {column: action if column == "next_actions" else number for column in extra}
     return columns | dict.fromkeys(getattr(sampler, "played", ()), number)
 
@@ -105,7 +107,8 @@ class Rows:
         self.single = columns  # of one step
         self.columns = columns if self.windows is None else self.windows.columns(columns)
         self.owner = np.repeat(np.arange(replicas), envs)
-        self.whole, self.following = "returns_to_go" in columns, "next_actions" in columns
+        self.following = "next_actions" in columns
+        self.whole = "returns_to_go" in columns or LAST in columns
         self.waiting: list[list[dict[str, Any]]] = [[] for _ in self.owner]  # the rows of each running episode
         several = bool(spec.streams) or spec.windowed
         self.past = begin(len(self.owner), spec, None) if several else None  # what they saw so far
@@ -192,7 +195,10 @@ class Rows:
         rows = self.waiting[k]
         if not rows:
             return []
-        if self.whole:
+        if LAST in self.single:
+            for i, row in enumerate(rows):
+                row[LAST] = np.int32(len(rows) - 1 - i)
+        if "returns_to_go" in self.single:
             rewards, ended = np.array([r["rewards"] for r in rows]), np.array([r["masks"] == 0 for r in rows])
             start, end = np.zeros(1, np.int64), np.full(1, len(rows), np.int64)
             for row, value in zip(rows, self.returns(rewards, ended, start, end), strict=True):

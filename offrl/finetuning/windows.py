@@ -15,6 +15,7 @@ import torch
 
 from offrl.data.raw import AMOUNTS
 from offrl.data.samplers.chunks import WHOLE, ChunkSampler
+from offrl.data.samplers.goals import GoalSampler
 from offrl.data.samplers.states import (
     ARRIVAL_REWARDS,
     FLAGS,
@@ -34,8 +35,10 @@ INTERVENTION = "intervention"  # of a row: whether a person took its action
 
 def windows_of(sampler: Any, environments: int) -> RingWindows | RingStates | None:
     """What makes windows of the rows of K environments, as the algorithm's sampler draws them; None where it draws
-    single rows.
+    single rows; a sampler of goals makes its windows of the ring's rows.
     """
+    if isinstance(sampler, GoalSampler):
+        return None
     if isinstance(sampler, StateSampler):
         return RingStates(sampler.length, environments)
     if isinstance(sampler, ChunkSampler) or getattr(sampler, "n_step", 1) > 1:

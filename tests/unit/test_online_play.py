@@ -17,8 +17,9 @@ from offrl.data.dataset import DataSpec
 from offrl.data.samplers.transitions import TransitionSampler
 from offrl.data.transforms.columns import add_returns_to_go
 from offrl.errors import UserError
-from offrl.finetuning.play.environments import Play, start_seed
+from offrl.finetuning.play.environments import Play
 from offrl.finetuning.play.snapshots import TASK
+from offrl.finetuning.play.turns import start_seed
 from offrl.finetuning.transitions import Rows, columns_for, returns_of
 from offrl.tasks.task import Task
 

@@ -8,7 +8,6 @@ environment that is decided by its seed is then where it was.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,18 +22,10 @@ from offrl.evaluation.steppers import StepFailed, Steps, step_all
 from offrl.finetuning.play.actions import ActionScale
 from offrl.finetuning.play.interventions import Interventions
 from offrl.finetuning.play.snapshots import TASK, Snapshots
-from offrl.finetuning.play.turns import Ended, Seat, Turn, blank
+from offrl.finetuning.play.turns import Ended, Seat, Turn, blank, episode_goal, start_seed
 from offrl.tasks.environments import action_kind, episode_limit, flattener, make_env, to_space
 from offrl.tasks.episodes import ENDLESS, mujoco_warnings
 from offrl.tasks.task import Task
-
-
-def start_seed(seed: int, replica_seed: int, env: int, episode: int) -> int:
-    """The environment seed, 31 bits, of one episode: a hash, so that neighbours share no start state, nor any with
-    evaluation.
-    """
-    text = f"offrl finetune {seed} {replica_seed} {env} {episode}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little") & 0x7FFFFFFF
 
 
 class Play:
@@ -58,6 +49,7 @@ class Play:
         """
         self.task, self.spec, self.seed, self.scale = task, spec, seed, ActionScale(spec, margin)
         self.end_on_success = False  # whether a success ends its episode
+        self.goal_dim = 0  # numbers of the goals that policies act towards; 0: they do not
         self.t = 0  # environment steps of each replica
         self.envs = envs
         self.snapshots: Snapshots | None = None  # in which episodes begin
@@ -82,6 +74,7 @@ class Play:
             self.close()
             raise
         self.current = np.zeros((len(self.seats), *self.shape), self.kind)
+        self.goals = np.zeros((len(self.seats), int(np.prod(self.shape))), np.float32)  # of the running episodes
         self.unstable: list[str] = self._stack.enter_context(mujoco_warnings())
 
     def _make(self) -> Any:
@@ -226,7 +219,10 @@ class Play:
         """Begin the seat's episode."""
         seat.total, seat.success, seat.actions, seat.interventions = 0.0, np.nan, [], []
         try:
-            observation, _ = seat.env.reset(seed=start_seed(self.seed, seat.seed, seat.number, seat.episode))
+            starts = self.task.starts if self.goal_dim else ()  # tasks within the task, taken in turn as in evaluation
+            options = dict(starts[seat.episode % len(starts)]) if starts else None
+            seed = start_seed(self.seed, seat.seed, seat.number, seat.episode)
+            observation, info = seat.env.reset(seed=seed, options=options)
             if self.snapshots is not None and seat.start != TASK:
                 observation = self.snapshots.enter(seat.env, seat.start, self.name)
         except UserError:
@@ -242,6 +238,8 @@ class Play:
             )
             raise UserError(f"{self.name}: reset gave an observation {fault} {seat.where()}")
         self.current[k] = row
+        if self.goal_dim:
+            self.goals[k] = episode_goal(observation, info, self.goal_dim, f"{self.name}: reset", seat.where())
 
     def _intervene(self, stored: np.ndarray) -> np.ndarray:
         """Put the actions of `interventions` in place of the policies' in `stored`; [K] bool: where."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from offrl.errors import UserError
 from offrl.finetuning.play.snapshots import TASK
+from offrl.tasks.episodes import goal_of
 
 
 @dataclass
@@ -77,3 +80,20 @@ def blank(rows: np.ndarray, actions: np.ndarray) -> Turn:
         unknown.copy(),
         flags.copy(),
     )
+
+
+def start_seed(seed: int, replica_seed: int, env: int, episode: int) -> int:
+    """The environment seed, 31 bits, of one episode: a hash, so that neighbours share no start state, nor any with
+    evaluation.
+    """
+    text = f"offrl finetune {seed} {replica_seed} {env} {episode}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little") & 0x7FFFFFFF
+
+
+def episode_goal(observation: Any, info: Any, size: int, name: str, where: str) -> np.ndarray:
+    """The goal of an episode that begins with these, [size]. Raises UserError where there is none that fits."""
+    goal = goal_of(observation, info)
+    if goal is None or goal.shape != (size,) or not np.isfinite(goal).all():
+        fault = "no goal" if goal is None else f"a goal of shape {list(goal.shape)}, or one that is not finite"
+        raise UserError(f"{name} gave {fault} {where}; info['goal'] is to be an observation, {size} numbers")
+    return goal
