@@ -153,7 +153,48 @@ class PointMassWorld(DrawnWorld):
         return cover(x, y, 0.12), ring, np.zeros(())
 
 
-WORLDS: dict[str, PendulumWorld | PointMassWorld] = {"pendulum": PendulumWorld(), "point-mass": PointMassWorld()}
+DISCS = 3  # one in each colour
+POSITIONS, PHASES, RATES = slice(3, None), slice(2, 2 + 2 * DISCS), slice(2 + 2 * DISCS, None)
+
+
+class DistractedPendulumWorld(PendulumWorld):
+    """The pendulum before a red, a green and a blue disc of half brightness that swing to and fro, each at its own
+    pace, whatever is done: state (angle, angular velocity, 6 phases, 6 rates), observation (cos, sin, angular velocity,
+    x and y of the discs)."""
+
+    dims, reach = (3 + 2 * DISCS, 1), (*PendulumWorld.reach, *[1.0] * 4 * DISCS)
+
+    def start(self, draw: np.random.Generator, episodes: int) -> np.ndarray:
+        phases = draw.uniform(-np.pi, np.pi, (episodes, 2 * DISCS))
+        rates = draw.uniform(0.1, 0.4, (episodes, 2 * DISCS))  # radians a step
+        return np.concatenate([super().start(draw, episodes), phases, rates], -1)
+
+    def move(self, states: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        pendulum, rewards = super().move(states[:, :2], actions)
+        return np.concatenate([pendulum, states[:, PHASES] + states[:, RATES], states[:, RATES]], -1), rewards
+
+    def observe(self, states: np.ndarray) -> np.ndarray:
+        positions = 0.9 * np.sin(states[:, PHASES])
+        return np.concatenate([super().observe(states[:, :2]), positions.astype(np.float32)], -1)
+
+    def goals(self, states: np.ndarray) -> np.ndarray:
+        return np.where(np.arange(states.shape[-1]) < 2, 0.0, states)
+
+    def control(self, observations: np.ndarray) -> np.ndarray:
+        return super().control(observations[:, :3])
+
+    def things(self, observations: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        x, y = np.split(observations.T[POSITIONS, :, None, None], 2)
+        red, green, blue = (0.5 * cover(*at, 0.5) for at in zip(x, y, strict=True))
+        bob, _, rod = super().things(observations)
+        return np.maximum(bob, red), green, np.maximum(rod, blue)
+
+
+WORLDS: dict[str, PendulumWorld | PointMassWorld] = {
+    "pendulum": PendulumWorld(),
+    "pendulum-distractor": DistractedPendulumWorld(),
+    "point-mass": PointMassWorld(),
+}
 
 
 class DrawnEnvironment(BaseEnvironment):
@@ -209,6 +250,8 @@ class DrawnEnvironment(BaseEnvironment):
 IDS = {
     "drawn-pendulum": ("offrl/DrawnPendulum-v0", "pendulum", "pixels"),
     "drawn-pendulum-state": ("offrl/DrawnPendulumState-v0", "pendulum", "state"),
+    "drawn-pendulum-distractor": ("offrl/DrawnPendulumDistractor-v0", "pendulum-distractor", "pixels"),
+    "drawn-pendulum-distractor-state": ("offrl/DrawnPendulumDistractorState-v0", "pendulum-distractor", "state"),
     "drawn-point-mass": ("offrl/DrawnPointMass-v0", "point-mass", "pixels"),
     "drawn-point-mass-state": ("offrl/DrawnPointMassState-v0", "point-mass", "state"),
     "drawn-point-mass-dict": ("offrl/DrawnPointMassDict-v0", "point-mass", "both"),

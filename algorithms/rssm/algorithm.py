@@ -1,5 +1,7 @@
 """RSSM: a recurrent state-space model, and an actor-critic that learns in its imagination. DreamerV3 ("Mastering
-Diverse Domains through World Models", Hafner et al., 2023, arXiv 2301.04104).
+Diverse Domains through World Models", Hafner et al., 2023, arXiv 2301.04104); with `objective=bottleneck` its model is
+trained as RePo's ("RePo: Resilient Model-Based Reinforcement Learning by Regularizing Posterior Predictability", Zhu et
+al., 2023, arXiv 2309.00082).
 
 Ours, for data without an environment: heads whose disagreement is a penalty (`members`, `penalty`, after Offline
 DreamerV2, arXiv 2206.04779), a model that stays as it is after some updates, and cloning of the data's actions.
@@ -33,6 +35,7 @@ from offrl.algorithms.rssm.imagination import Dream, imagined, lambda_returns
 from offrl.algorithms.rssm.latents import Latents, LatentWindows
 from offrl.algorithms.rssm.modules import model_networks
 from offrl.algorithms.rssm.networks import HEAD, BoundedNormal, head
+from offrl.algorithms.rssm.objectives import OBJECTIVES
 from offrl.algorithms.rssm.settings import RSSMConfig, check_settings, fitted
 from offrl.data.samplers.states import (
     ARRIVAL_REWARDS,
@@ -51,9 +54,9 @@ from offrl.registry import register
 
 @register("algo", "rssm")
 class RSSM(Algorithm[RSSMConfig]):
-    """Modules: encoder, dynamics, prior, posterior, reward, continuation, decoder (the model), actor, critic. Shapes: T
-    states of a window, the first axis of all that is learnt from; B windows; H imagined steps; N = T B states that they
-    begin at; F features.
+    """Modules: encoder, dynamics, prior, posterior, reward, continuation, decoder or, with
+    `objective=bottleneck`, multiplier (the model), actor, critic. Shapes: T states of a window, the first axis of all
+    that is learnt from; B windows; H imagined steps; N = T B states that they begin at; F features.
     """
 
     # a program grows with the states of a window and the imagined steps
@@ -87,6 +90,8 @@ class RSSM(Algorithm[RSSMConfig]):
 
     def optimizer(self, name: str) -> Adam:
         c = self.config
+        if name == "multiplier":
+            return Adam(c.kl_learning_rate)
         return LaProp(c.learning_rate, eps=1e-20, warmup_steps=c.warmup_steps, adaptive_clip=c.adaptive_clip)
 
     def extra(self, params: dict[str, Params]) -> Tree:
@@ -141,7 +146,7 @@ class RSSM(Algorithm[RSSMConfig]):
         latents = self.latents(params)
         windows = latents.observe_windows(batch["observations"], batch[PREVIOUS_ACTIONS], batch[IS_FIRST], keys[0])
         windows, batch = windows.since(c.burn_in), steps_of(batch, slice(c.burn_in, None))
-        model, metrics = latents.loss(windows, batch, keys[1])
+        model, metrics = OBJECTIVES[c.objective](latents, windows, batch, keys[1], params)
         dream = imagined(self, state, windows, keys[2])
         actor, actor_metrics = self.actor_loss(params["actor"], dream, windows, batch)
         critic, critic_metrics = self.critic_loss(params["critic"], state, dream, windows, batch)

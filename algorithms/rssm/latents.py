@@ -10,14 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from offrl import rng
-from offrl.algorithm import Batch, Loss
-from offrl.algorithms.rssm.networks import HEAD
 from offrl.algorithms.rssm.settings import RSSMConfig
-from offrl.data.samplers.states import ARRIVAL_REWARDS, IS_FIRST, IS_TERMINAL, VALID
-from offrl.families.sequence import masked_mean
 from offrl.nn.heads import symlog
 
 UNIMIX = 0.01  # share of the uniform distribution in each categorical
@@ -107,46 +102,6 @@ class Latents:
         pick, draw = rng.split(key)
         one = one_head(prior, pick)
         return LatentState(recurrent, drawn_classes(one, rng.gumbel(draw, tuple(one.shape)))), disagreement(prior)
-
-    def loss(self, windows: LatentWindows, batch: Batch, key: Tensor) -> Loss:
-        """-ln p(o_t) - ln p(r_t) - ln p(c_t) + 1.0 max(1, KL(sg q | p)) + 0.1 max(1, KL(q | sg p)), with the rewards
-        that led to the states.
-        """
-        c, valid, features = self.config, batch[VALID], windows.state.features
-        prior = one_head(windows.prior, key)
-        divergence = kl(windows.posterior.detach(), prior)
-        dynamics = divergence.clamp(min=c.free_bits)
-        representation = c.representation_weight * kl(windows.posterior, prior.detach()).clamp(min=c.free_bits)
-        balanced = masked_mean(dynamics + representation, valid)
-        # a window's first state came from nowhere
-        logits = self.apply("reward", features)
-        reward = masked_mean(HEAD.loss(logits, batch[ARRIVAL_REWARDS]), ~batch[IS_FIRST])
-        continues = self.apply("continuation", features).squeeze(-1).float()
-        target = c.discount * (~batch[IS_TERMINAL]).float()
-        continuation = F.binary_cross_entropy_with_logits(continues, target)
-        error = squared_error(self.apply("decoder", features), batch["observations"])
-        reconstruction = masked_mean(error, valid)
-        metrics = {
-            "model/kl": masked_mean(divergence, valid),
-            "model/reward": reward,
-            "model/continuation": continuation,
-            "model/reconstruction": reconstruction,
-        }
-        return balanced + reward + continuation + reconstruction, metrics
-
-
-def squared_error(decoded: Any, observations: Tensor | Mapping[str, Tensor]) -> Tensor:
-    """The squared error [...] of what the decoder makes of features, summed over numbers, in symlog units, and over
-    pixels, in units of their range.
-    """
-    if isinstance(observations, Tensor):
-        return (decoded - symlog(observations)).square().sum(-1)
-    images, numbers = decoded
-    errors = [(x - observations[name] / 255.0).square().flatten(-3).sum(-1) for name, x in images.items()]
-    if numbers is not None:
-        vectors = torch.cat([x for name, x in observations.items() if name not in images], -1)
-        errors.append((numbers - symlog(vectors)).square().sum(-1))
-    return torch.stack(errors).sum(0)
 
 
 def drawn_classes(log_probs: Tensor, noise: Tensor | None) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from offrl.algorithm import DataSpec
 from offrl.algorithms.rssm.networks import HEAD, BlockGRU, PriorHeads, head, layers
 from offrl.algorithms.rssm.settings import RSSMConfig
+from offrl.families.sac import LogWeight
 from offrl.nn.encoders.decoder import StreamDecoder
 from offrl.nn.encoders.streams import StreamFeatures
 from offrl.nn.heads import symlog
@@ -51,14 +52,16 @@ def model_networks(config: RSSMConfig, spec: DataSpec) -> dict[str, nn.Module]:
     features = c.recurrent_width + sample
     streams = StreamEmbedding(spec, c.width, c.depth) if spec.streams else None
     embedded = c.width if streams is None else streams.out_dim
-    return {
+    networks: dict[str, nn.Module] = {
         "encoder": streams or layers(spec.observation_dim, c.width, 3),
         "dynamics": BlockGRU(c.recurrent_width, sample, spec.action_dim, c.width, c.blocks),
         "prior": PriorHeads(c.members, c.recurrent_width, c.width, sample),
         "posterior": head(c.recurrent_width + embedded, c.width, 1, sample),
         "reward": head(features, c.width, 1, HEAD.out_dim, 0.0),
         "continuation": head(features, c.width, 1, 1),
-        "decoder": head(features, c.width, 3, spec.observation_dim)
-        if streams is None
-        else ObservationDecoder(features, spec, streams.numbers, c.width, c.depth),
     }
+    if c.objective == "bottleneck":
+        return {**networks, "multiplier": LogWeight(c.kl_weight)}
+    if streams is None:
+        return {**networks, "decoder": head(features, c.width, 3, spec.observation_dim)}
+    return {**networks, "decoder": ObservationDecoder(features, spec, streams.numbers, c.width, c.depth)}

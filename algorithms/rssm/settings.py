@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from offrl.data.dataset import Dataset
-from offrl.errors import UserError
+from offrl.errors import UserError, warn
 from offrl.settings.field import setting
+
+SMALL_REWARD = 0.01  # mean size
 
 
 @dataclass
@@ -36,8 +38,26 @@ class RSSMConfig:
     depth: int = setting(
         4, "images: unit of the channels of the encoder dreamer and of the decoder (DreamerV3's size12m: 16)", low=1
     )
-    representation_weight: float = setting(0.1, "weight of the KL divergence that trains the posterior", low=0.0)
-    free_bits: float = setting(1.0, "a state's KL divergence below this, in nats, trains nothing", low=0.0)
+    objective: str = setting(
+        "reconstruction",
+        "what trains the model beside rewards and ends: to draw observations again, or a bottleneck of what it sees of "
+        "them (RePo)",
+        structural=True,
+        choices=("reconstruction", "bottleneck"),
+    )
+    representation_weight: float = setting(
+        0.1, "weight of the KL divergence that trains the posterior, beside 1 of that which trains the prior", low=0.0
+    )
+    free_bits: float = setting(
+        1.0, "reconstruction: a state's KL divergence below this, in nats, trains nothing", low=0.0
+    )
+    kl_limit: float = setting(
+        3.0, "bottleneck: largest mean KL divergence of posterior and prior, in nats a state", low=0.0
+    )
+    kl_weight: float = setting(
+        1e-5, "bottleneck: weight of the KL divergence at the start, which rises while it is above its limit", above=0.0
+    )
+    kl_learning_rate: float = setting(1e-4, "bottleneck: Adam's rate for the logarithm of that weight", low=0.0)
     horizon: int = setting(5, "imagined steps from each state of a batch (DreamerV3: 15)", low=1)
     decay: float = setting(0.95, "decay of later values in an imagined return (lambda)", low=0.0, high=1.0)
     polyak: float = setting(0.02, "share of the critic that enters its slow copy in each update", low=0.0, high=1.0)
@@ -70,12 +90,25 @@ def check_settings(config: RSSMConfig) -> None:
 
 
 def fitted(config: RSSMConfig, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None) -> RSSMConfig:
-    """`config` as it is. Raises UserError for data without rewards, and for a penalty that nothing measures."""
+    """`config` as it is, with a warning of rewards too small for a bottleneck. Raises UserError for data without rewards, and for a penalty that nothing measures."""
     if not bool(dataset.columns["rewards"].any()):
         raise UserError(
             f"{dataset.spec.name}: all rewards are 0, so that no imagined step is better than another; "
             "dataset.reward_labels=... gives some"
         )
+    if config.objective == "bottleneck":
+        warn_of_small_rewards(dataset)
     if config.members == 1 and any((grid or {}).get("penalty", (config.penalty,))):
         raise UserError("algo.penalty needs heads that can disagree: algo.members=5, say")
     return config
+
+
+def warn_of_small_rewards(dataset: Dataset) -> None:
+    """Warn where rewards are so small that the model need not see anything to tell them."""
+    size = float(dataset.columns["rewards"].abs().mean())
+    if size < SMALL_REWARD:
+        scale = float(f"{1.0 / size:.1g}")
+        warn(
+            f"{dataset.spec.name}: rewards of a mean size of {size:.1g} are worth little beside the divergence that "
+            f"algo.objective=bottleneck keeps small: multiply dataset.reward_scale by {scale:g}"
+        )
