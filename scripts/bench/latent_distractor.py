@@ -142,8 +142,8 @@ def main() -> None:
     print(f"| {' | '.join(names)} |\n{'|---' * len(names)}|")
     for world in options.data:
         dataset, held = training_data(world, options.rows), held_out(world)
-        for model in options.models:
-            for seed in options.seeds:
+        for seed in options.seeds:
+            for model in options.models:
                 start = time.process_time()
                 with torch.no_grad():
                     latents, metrics = trained(model, dataset, seed, options.steps, more if model == "repo" else {})

@@ -23,9 +23,9 @@ from offrl.algorithms.rssm.latents import (
     drawn_classes,
     kl,
     one_head,
-    squared_error,
 )
 from offrl.algorithms.rssm.networks import HEAD, BlockGRU, BlockLinear, BoundedNormal, PriorHeads, gated, head
+from offrl.algorithms.rssm.objectives import OBJECTIVES, squared_error
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.states import StateSampler
@@ -83,6 +83,13 @@ def observed(algorithm: RSSM, params: dict[str, Any], batch: dict[str, Tensor], 
     return algorithm.latents(params).observe_windows(
         batch["observations"], batch["previous_actions"], batch["is_first"], rng.make_key(key)
     )
+
+
+def model_loss(
+    algorithm: RSSM, params: dict[str, Any], windows: LatentWindows, batch: dict[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    objective = OBJECTIVES[algorithm.config.objective]
+    return objective(algorithm.latents(params), windows, batch, rng.make_key(0), params)
 
 
 def gradients(loss: Tensor, params: dict[str, Tensor]) -> list[Tensor | None]:
@@ -296,7 +303,7 @@ def test_the_divergence_trains_prior_and_posterior_apart(scale: float) -> None:
     latents = algorithm.latents(state.params)
     p, q = latents.log_probs(posterior), latents.log_probs(prior)
     batch = {k: v[:2, :1] for k, v in a_batch().items()} | {"valid": torch.ones(2, 1, dtype=torch.bool)}
-    loss, metrics = algorithm.latents(state.params).loss(small_observed(p, q), batch, rng.make_key(0))
+    loss, metrics = model_loss(algorithm, state.params, small_observed(p, q), batch)
     of_posterior, of_prior = torch.autograd.grad(loss, [posterior, prior], retain_graph=True)
     divergence = kl(p, q)
     assert (divergence > 1.0).all() == (scale == 4.0) == (not (divergence < 1.0).all())
@@ -320,7 +327,7 @@ def test_free_bits_are_of_each_state() -> None:
     divergence = kl(windows.posterior, windows.prior[:, :, 0]).flatten()
     assert float(divergence[0]) < 1.0 < float(divergence[1])
     batch = {k: v[:2, :1] for k, v in a_batch().items()} | {"valid": torch.ones(2, 1, dtype=torch.bool)}
-    loss, metrics = algorithm.latents(state.params).loss(windows, batch, rng.make_key(0))
+    loss, metrics = model_loss(algorithm, state.params, windows, batch)
     rest = metrics["model/reward"] + metrics["model/continuation"] + metrics["model/reconstruction"]
     assert float(loss - rest) == pytest.approx(1.1 * (1.0 + float(divergence[1])) / 2, rel=1e-4)
 
@@ -330,7 +337,7 @@ def test_what_the_model_predicts() -> None:
     algorithm, state = make()
     batch = a_batch()
     windows = observed(algorithm, state.params, batch)
-    _, metrics = algorithm.latents(state.params).loss(windows, batch, rng.make_key(0))
+    _, metrics = model_loss(algorithm, state.params, windows, batch)
     features = windows.state.features
     rec, rew, con = [], [], []
     for t in range(T):
@@ -347,6 +354,86 @@ def test_what_the_model_predicts() -> None:
             con.append(-target * p.log() - (1 - target) * (1 - p).log())
     for name, parts in (("reconstruction", rec), ("reward", rew), ("continuation", con)):
         assert float(metrics[f"model/{name}"]) == pytest.approx(float(torch.stack(parts).mean()), rel=1e-4), name
+
+
+# ---- the bottleneck
+
+
+def of_divergence(*nats: float) -> LatentWindows:
+    """One window of states whose posterior and prior are so far apart, by prior numbers that do not sum to 1."""
+    posterior = torch.full((len(nats), 1, 3, 4), 0.25).log()
+    prior = posterior - torch.tensor(nats)[:, None, None, None] / 3.0
+    state = LatentState(torch.zeros(len(nats), 1, 16), torch.zeros(len(nats), 1, 12))
+    return LatentWindows(state, posterior, prior.unsqueeze(-3))
+
+
+def two_states(*valid: bool) -> dict[str, Tensor]:
+    return {k: v[:2, :1] for k, v in a_batch().items()} | {"valid": torch.tensor(valid).unsqueeze(-1)}
+
+
+def test_the_multiplier_rises_above_the_limit_and_falls_below() -> None:
+    """Divergences 5, 5, 1, 1 around a limit of 3: Adam's steps are 1, 1, 0.261993 and -0.104973 rates."""
+    algorithm, state = make(objective="bottleneck", kl_weight=1.0, kl_learning_rate=0.01)
+    state = state._replace(params={**state.params, "multiplier": {"log": torch.zeros(())}})
+    logs = []
+
+    def loss(params: dict[str, Any], state: TrainState, windows: LatentWindows) -> tuple[Tensor, dict[str, Tensor]]:
+        return model_loss(algorithm, {**state.params, **params}, windows, two_states(True, True))
+
+    for nats in (5.0, 5.0, 1.0, 1.0):
+        state, metrics = algorithm.descend(state, ("multiplier",), loss, of_divergence(nats, nats))
+        assert float(metrics["model/kl"]) == pytest.approx(nats, rel=1e-6)
+        logs.append(float(state.params["multiplier"]["log"]))
+    assert logs == pytest.approx([0.01, 0.02, 0.02261993, 0.02157020], rel=1e-5)
+
+
+def test_the_bottleneck_starts_as_published() -> None:
+    c = RSSMConfig(**{**SMALL, "objective": "bottleneck"})
+    algorithm = RSSM(c, SPEC)
+    params = algorithm.init(0).params
+    assert float(params["multiplier"]["log"]) == pytest.approx(-11.512925, rel=1e-6)
+    assert (c.kl_limit, algorithm.optimizer("multiplier").learning_rate) == (3.0, 1e-4)
+    assert "decoder" not in params and algorithm.model[-1] == "multiplier"
+
+
+def test_the_loss_of_the_bottleneck() -> None:
+    """beta = 0.5 and a divergence of 4 at the only state that is known: 0.5 (4 - 3) - ln(0.5) (4 - 3)."""
+    algorithm, state = make(objective="bottleneck")
+    params = {**state.params, "multiplier": {"log": torch.tensor(0.5).log()}}
+    loss, metrics = model_loss(algorithm, params, of_divergence(4.0, 100.0), two_states(True, False))
+    rest = metrics["model/reward"] + metrics["model/continuation"]
+    assert float(loss - rest) == pytest.approx(0.5 + math.log(2.0), rel=1e-4)
+    assert float(metrics["model/kl_weight"]) == pytest.approx(0.5)
+
+
+def test_the_bottleneck_trains_mostly_the_prior() -> None:
+    """Of beta times the divergence 5/6 train the prior and 1/6 the posterior; the limit spares neither."""
+    algorithm, state = make(objective="bottleneck", representation_weight=0.2, kl_limit=100.0)
+    log = torch.tensor(0.5).log().requires_grad_()
+    g = torch.Generator().manual_seed(0)
+    posterior, prior = (torch.randn(2, 1, 12, generator=g).requires_grad_() for _ in range(2))
+    latents = algorithm.latents(state.params)
+    p, q = latents.log_probs(posterior), latents.log_probs(prior)
+    params = {**state.params, "multiplier": {"log": log}}
+    loss, _ = model_loss(algorithm, params, small_observed(p, q), two_states(True, True))
+    found = torch.autograd.grad(loss, [posterior, prior, log], retain_graph=True)
+    divergence = kl(p, q).mean()
+    plain = torch.autograd.grad(divergence, [posterior, prior])
+    torch.testing.assert_close(found[0], 0.5 / 6.0 * plain[0])
+    torch.testing.assert_close(found[1], 2.5 / 6.0 * plain[1])
+    assert float(found[2]) == pytest.approx(100.0 - float(divergence.detach()), rel=1e-6)
+
+
+def test_small_rewards_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    data = episodes(rewards=0.004)
+    size = float(data.columns["rewards"].abs().mean())
+    RSSM.fit_config(RSSMConfig(), data)
+    RSSM.fit_config(RSSMConfig(objective="bottleneck"), episodes(rewards=0.1))
+    assert not capsys.readouterr().err
+    RSSM.fit_config(RSSMConfig(objective="bottleneck"), data)
+    (line,) = capsys.readouterr().err.splitlines()
+    scale = float(line.rsplit(" ", 1)[1])
+    assert "multiply dataset.reward_scale by" in line and 0.9 < scale * size < 1.1
 
 
 def test_the_error_of_several_streams() -> None:
@@ -464,7 +551,7 @@ def test_what_trains_what() -> None:
     algorithm.config.replay_weight = 0.0
     critic, _ = algorithm.critic_loss(params["critic"], state, dream, windows, batch)
     assert all(g is None or not g.any() for g in gradients(critic, params["encoder"]))
-    model, _ = algorithm.latents(params).loss(windows, batch, rng.make_key(0))
+    model, _ = model_loss(algorithm, params, windows, batch)
     for module in algorithm.model:
         assert all(g is not None and g.any() for g in gradients(model, params[module])), module
     assert all(g is None for g in gradients(model, params["actor"]))

@@ -248,7 +248,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"state_source": "distil", "action_steps": 9},
         {"action_steps": 0, "n_step": 3},
     ],
-    "rssm": [{"bc_weight": 0.1, "burn_in": 1, "model_updates": 2}, {"members": 1, "penalty": 0.0}],
+    "rssm": [
+        {"bc_weight": 0.1, "burn_in": 1, "model_updates": 2},
+        {"members": 1, "penalty": 0.0},
+        {"objective": "bottleneck", "kl_weight": 0.1},
+    ],
     "mrq": [{"bc_weight": 0.0, "episodic": False}],
     "tdmpc2": [
         {"bc_weight": 0.0, "target_critics": 2, "plan_start": "previous", "plan_std_max": 2.0, "episodic": False},

@@ -56,6 +56,7 @@ def test_gymnasium_accepts_it(name: str) -> None:
     ("pixels", "state"),
     [
         ("drawn-pendulum", "drawn-pendulum-state"),
+        ("drawn-pendulum-distractor", "drawn-pendulum-distractor-state"),
         ("drawn-point-mass", "drawn-point-mass-state"),
         ("drawn-point-mass-dict", "drawn-point-mass-state"),
     ],
@@ -76,7 +77,7 @@ def test_a_seed_leads_through_the_same_states_however_observed(pixels: str, stat
     assert not np.array_equal(other["pixels"] if isinstance(other, dict) else other, picture)
 
 
-@pytest.mark.parametrize("world", drawn.WORLDS)
+@pytest.mark.parametrize("world", ["pendulum", "point-mass"])
 def test_a_picture_shows_positions_to_less_than_half_a_pixel(world: str) -> None:
     dynamics, draw = drawn.WORLDS[world], np.random.default_rng(0)
     observations = dynamics.observe(dynamics.start(draw, 200))
@@ -91,6 +92,29 @@ def test_a_picture_shows_positions_to_less_than_half_a_pixel(world: str) -> None
         assert np.abs(errors).max() < 0.1 * drawn.PIXEL
     moving = observations + np.eye(observations.shape[1], dtype=np.float32)[2]  # faster
     np.testing.assert_array_equal(dynamics.pictures(moving), pictures)
+
+
+def test_discs_swing_behind_the_pendulum_whatever_is_done() -> None:
+    world, plain, draw = drawn.WORLDS["pendulum-distractor"], drawn.WORLDS["pendulum"], np.random.default_rng(0)
+    first = states = world.start(draw, 100)
+    alone = states[:, :2]
+    for _ in range(20):
+        actions = draw.uniform(-1.0, 1.0, (100, 1))
+        (alone, due), (states, rewards) = plain.move(alone, actions), world.move(states, actions)
+        np.testing.assert_array_equal(rewards, due)
+    np.testing.assert_array_equal(states[:, :2], alone)
+    rates = first[:, 8:]
+    np.testing.assert_allclose(states[:, 2:8], first[:, 2:8] + 20 * rates)
+    assert 0.1 <= rates.min() < 0.15 < 0.35 < rates.max() <= 0.4
+    observations = world.observe(states)
+    np.testing.assert_allclose(observations[:, 3:], 0.9 * np.sin(states[:, 2:8]), rtol=1e-5, atol=1e-6)
+    both, one = world.pictures(observations), plain.pictures(plain.observe(alone))
+    assert (both >= one).all() and (both[one > 128] == one[one > 128]).all()
+    xs, ys = observations[:, 3:6], observations[:, 6:]
+    for picture, x, y in zip(both, xs, ys, strict=True):
+        if max(abs(x[1]), abs(y[1])) < 0.65:  # the green disc, which nothing hides, is seen entirely
+            assert np.abs(np.subtract(middle(picture[..., 1]), (x[1], y[1]))).max() < 0.1 * drawn.PIXEL
+        assert picture[..., 1].max() == 128
 
 
 @pytest.mark.parametrize("world", drawn.WORLDS)

@@ -71,11 +71,11 @@ def data(frames: int = 1, encoder: str | None = None, **columns: Any) -> Dataset
     return dataclasses.replace(dataset, spec=dataclasses.replace(dataset.spec, frames=frames, encoder=settings))
 
 
-def make(name: str, dataset: Dataset) -> Algorithm:
+def make(name: str, dataset: Dataset, **settings: Any) -> Algorithm:
     kind = registry.get("algo", name)
     small = {"hidden": [16], "critic_hidden": [16], "batch_size": 8, "length": 4} | LATENT.get(name, {})
     config = kind.Config()
-    config = dataclasses.replace(config, **{k: v for k, v in small.items() if hasattr(config, k)})
+    config = dataclasses.replace(config, **{k: v for k, v in small.items() if hasattr(config, k)}, **settings)
     algorithm: Algorithm = kind(kind.fit_config(config, dataset, None), dataset.spec)
     return algorithm
 
@@ -202,10 +202,16 @@ def test_windows_of_states_hold_each_state_s_frames(kind: str) -> None:
         assert torch.equal(window[LENGTH], torch.cat([frames[begin + LENGTH - 1], torch.full_like(frames[0], 7)], -1))
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "mrq" else pytest.mark.nightly) for n in LATENT])
-def test_networks_of_streams_learn(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *(pytest.param(n, {}, marks=() if n == "mrq" else pytest.mark.nightly) for n in LATENT),
+        pytest.param("rssm", {"objective": "bottleneck", "kl_weight": 0.1}, marks=pytest.mark.nightly),
+    ],
+)
+def test_networks_of_streams_learn(name: str, settings: dict[str, Any]) -> None:
     dataset = data(frames=2, encoder="drq")
-    algorithm = make(name, dataset)
+    algorithm = make(name, dataset, **settings)
     assert algorithm.encoder is None and algorithm.spec.streams
     before = algorithm.init(0)
     alone, both = trained(algorithm, dataset, [0], 4), trained(algorithm, dataset, [0, 1], 4)
