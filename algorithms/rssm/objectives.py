@@ -1,5 +1,5 @@
-"""What the latent model is trained for: to draw its observations again (DreamerV3, arXiv 2301.04104), or to tell rewards
-by as little as it has to see (RePo, arXiv 2309.00082). Both predict rewards, and whether episodes go on.
+"""What the latent model is trained for: to reconstruct its observations (DreamerV3, arXiv 2301.04104), or to predict
+rewards from as little of them as that takes (RePo, arXiv 2309.00082). Both predict rewards, and whether episodes go on.
 
 Shapes: T states of a window; B windows.
 """

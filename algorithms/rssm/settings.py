@@ -90,7 +90,9 @@ def check_settings(config: RSSMConfig) -> None:
 
 
 def fitted(config: RSSMConfig, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None) -> RSSMConfig:
-    """`config` as it is, with a warning of rewards too small for a bottleneck. Raises UserError for data without rewards, and for a penalty that nothing measures."""
+    """`config` as it is, with a warning of rewards too small for a bottleneck. Raises UserError for data without
+    rewards, and for a penalty that nothing measures.
+    """
     if not bool(dataset.columns["rewards"].any()):
         raise UserError(
             f"{dataset.spec.name}: all rewards are 0, so that no imagined step is better than another; "
