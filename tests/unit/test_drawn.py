@@ -13,6 +13,7 @@ from gymnasium.utils.env_checker import check_env
 
 from offrl.data import load_dataset
 from offrl.envs import drawn
+from offrl.envs.drawn_worlds import PIXEL, X, Y
 from offrl.tasks.environments import make_env
 from offrl.tasks.task import lookup
 
@@ -32,7 +33,7 @@ def steps(name: str, seed: int, count: int = 30) -> list[tuple[Any, float, dict[
 def middle(shares: np.ndarray) -> tuple[float, float]:
     """x and y of the centroid of a channel [32, 32] of a picture."""
     weights = shares.astype(np.float64) / shares.sum()
-    return float((weights * drawn.X).sum()), float((weights * drawn.Y).sum())
+    return float((weights * X).sum()), float((weights * Y).sum())
 
 
 @pytest.mark.parametrize("name", drawn.IDS)
@@ -89,7 +90,7 @@ def test_a_picture_shows_positions_to_less_than_half_a_pixel(world: str) -> None
         due = {0: observations[:, :2], 1: observations[:, 4:]}
     for channel, positions in due.items():
         errors = [np.subtract(middle(p[..., channel]), at) for p, at in zip(pictures, positions, strict=True)]
-        assert np.abs(errors).max() < 0.1 * drawn.PIXEL
+        assert np.abs(errors).max() < 0.1 * PIXEL
     moving = observations + np.eye(observations.shape[1], dtype=np.float32)[2]  # faster
     np.testing.assert_array_equal(dynamics.pictures(moving), pictures)
 
@@ -113,7 +114,7 @@ def test_discs_swing_behind_the_pendulum_whatever_is_done() -> None:
     xs, ys = observations[:, 3:6], observations[:, 6:]
     for picture, x, y in zip(both, xs, ys, strict=True):
         if max(abs(x[1]), abs(y[1])) < 0.65:  # the green disc, which nothing hides, is seen entirely
-            assert np.abs(np.subtract(middle(picture[..., 1]), (x[1], y[1]))).max() < 0.1 * drawn.PIXEL
+            assert np.abs(np.subtract(middle(picture[..., 1]), (x[1], y[1]))).max() < 0.1 * PIXEL
         assert picture[..., 1].max() == 128
 
 
