@@ -27,14 +27,14 @@ def reconstruction(
     """-ln p(o_t) - ln p(r_t) - ln p(c_t) + 1.0 max(1, KL(sg q | p)) + 0.1 max(1, KL(q | sg p)), with the rewards that
     led to the states.
     """
-    c, valid = latents.config, batch[VALID]
+    c, valid, features = latents.config, batch[VALID], windows.state.features
     prior = one_head(windows.prior, key)
     divergence = kl(windows.posterior.detach(), prior)
     dynamics = divergence.clamp(min=c.free_bits)
     representation = c.representation_weight * kl(windows.posterior, prior.detach()).clamp(min=c.free_bits)
     balanced = masked_mean(dynamics + representation, valid)
-    reward, continuation = predictions(latents, windows, batch)
-    error = squared_error(latents.apply("decoder", windows.state.features), batch["observations"])
+    reward, continuation = predictions(latents, features, batch)
+    error = squared_error(latents.apply("decoder", features), batch["observations"])
     drawing = masked_mean(error, valid)
     metrics = {
         "model/kl": masked_mean(divergence, valid),
@@ -57,7 +57,7 @@ def bottleneck(
     excess = masked_mean(forward + share * backward, valid) / (1.0 + share) - c.kl_limit
     log_weight = params["multiplier"]["log"]
     weight = log_weight.detach().exp()
-    reward, continuation = predictions(latents, windows, batch)
+    reward, continuation = predictions(latents, windows.state.features, batch)
     metrics = {
         "model/kl": masked_mean(forward, valid),
         "model/kl_weight": weight,
@@ -70,9 +70,10 @@ def bottleneck(
 OBJECTIVES: dict[str, Callable[..., Loss]] = {"reconstruction": reconstruction, "bottleneck": bottleneck}
 
 
-def predictions(latents: Latents, windows: LatentWindows, batch: Batch) -> tuple[Tensor, Tensor]:
-    """-E ln p(r_t) of the rewards that led to the states, and -E ln p(c_t) of whether episodes go on."""
-    features = windows.state.features
+def predictions(latents: Latents, features: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """-E ln p(r_t) of the rewards that led to the states with these features [T, B, F], and -E ln p(c_t) of whether
+    episodes go on.
+    """
     # a window's first state came from nowhere
     logits = latents.apply("reward", features)
     reward = masked_mean(HEAD.loss(logits, batch[ARRIVAL_REWARDS]), ~batch[IS_FIRST])
