@@ -57,7 +57,8 @@ class PendulumWorld(DrawnWorld):
     2 N m, too little to lift the pendulum without swinging."""
 
     dims, references = (3, 1), (-1225.5, -149.9)
-    velocity, reach = slice(2, 3), (0.2, 1.0)
+    velocity = slice(2, 3)
+    reach: tuple[float, ...] = (0.2, 1.0)
 
     def start(self, draw: np.random.Generator, episodes: int) -> np.ndarray:
         """First states."""
