@@ -57,6 +57,10 @@ def first(observation, action):
 
 def seventh(observation, action):
     return 7
+
+def erase(observation, action):
+    for part in observation.values() if isinstance(observation, dict) else [observation]:
+        part[...] = 0
 """
 
 
@@ -101,6 +105,15 @@ def test_the_executed_action_is_what_is_stored(file: Path) -> None:
     spec = DataSpec((4,), 1, discrete=True, num_actions=2, name="cartpole")
     with play(file, "first", spec, env_id="CartPole-v1") as made:
         assert made.step(np.zeros(1, np.int64)).actions.tolist() == [1]
+
+
+@pytest.mark.parametrize("kind", ["(3,)f4", [("front", "u1", (2, 2, 3)), ("vector", "f4", (2,))]])
+def test_a_function_may_change_what_it_is_given(kind: Any, file: Path) -> None:
+    """Rows hold what the environment showed, also where the function writes into its argument."""
+    shown = np.frombuffer(bytes(range(40)), kind, 1)[0].copy()
+    before = shown.tobytes()
+    assert Interventions(f"{file}:erase", SPEC)(shown, np.zeros(1, np.float32), "here") is None
+    assert shown.tobytes() == before
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,9 @@ class Interventions:
 
     def __call__(self, observation: np.ndarray, action: np.ndarray, where: str) -> np.ndarray | None:
         """The action within the environment's range; None: the policy's stands. Raises UserError, at `where`."""
-        observed: Any = observation
+        observed: Any = observation.copy()  # the rows hold the original, whatever the function does with it
         if names := observation.dtype.names:
-            observed = {name: observation[name] for name in names}
+            observed = {name: observed[name] for name in names}
         answer = guarded(f"{self.name} {where}", self.function, observed, action)
         if answer is None:
             return None
