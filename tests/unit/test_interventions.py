@@ -58,6 +58,9 @@ def first(observation, action):
 def seventh(observation, action):
     return 7
 
+def half(observation, action):
+    return 0.5
+
 def erase(observation, action):
     for part in observation.values() if isinstance(observation, dict) else [observation]:
         part[...] = 0
@@ -120,7 +123,7 @@ def test_a_function_may_change_what_it_is_given(kind: Any, file: Path) -> None:
     "function, message",
     [
         ("wide", r"gave \[0.0, 0.0\] \(seed 0, environment 0, episode 0, step 0\): an action of shape \[1\]"),
-        ("word", "gave 'left' .*: an action is due, or None"),
+        ("word", "gave 'left' .*: an action of .* is due, or None"),
         ("wrong", "person.py:wrong .* failed at .*person.py"),
         ("rong", "has no 'rong'. Did you mean 'wrong'"),
     ],
@@ -130,11 +133,14 @@ def test_a_wrong_answer_is_one_line(file: Path, function: str, message: str) -> 
         made.step(np.zeros((1, 1), np.float32))
 
 
-def test_a_wrong_choice_is_one_line(file: Path) -> None:
+@pytest.mark.parametrize(
+    "function, answer", [("seventh", "7"), ("half", "0.5"), ("far", r"\[9.0\]"), ("word", "'left'")]
+)
+def test_a_wrong_choice_is_one_line(function: str, answer: str, file: Path) -> None:
     spec = DataSpec((4,), 1, discrete=True, num_actions=2, name="cartpole")
     with (
-        pytest.raises(UserError, match=r"gave 7 .*: choices are 0 to 1"),
-        play(file, "seventh", spec, env_id="CartPole-v1") as made,
+        pytest.raises(UserError, match=f"gave {answer} .*: a choice from 0 to 1 is due, or None"),
+        play(file, function, spec, env_id="CartPole-v1") as made,
     ):
         made.step(np.zeros(1, np.int64))
 

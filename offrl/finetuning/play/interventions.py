@@ -31,17 +31,15 @@ class Interventions:
         answer = guarded(f"{self.name} {where}", self.function, observed, action)
         if answer is None:
             return None
+        count, discrete = self.spec.num_actions, self.spec.discrete
+        due = (
+            f"a choice from 0 to {count - 1}" if discrete else f"an action of shape {[*action.shape]} of finite numbers"
+        )
+        fault = UserError(f"{self.name} gave {answer!r} {where}: {due} is due, or None where the policy acts")
         try:
             value = np.asarray(answer, np.float32)
         except (TypeError, ValueError):
-            raise UserError(f"{self.name} gave {answer!r} {where}: an action is due, or None") from None
-        if value.shape != np.shape(action) or not np.isfinite(value).all():
-            raise UserError(
-                f"{self.name} gave {answer!r} {where}: an action of shape {list(np.shape(action))} of finite numbers "
-                "is due, or None where the policy acts"
-            )
-        if not self.spec.discrete:
-            return np.clip(value, *self.spec.action_bounds)
-        if value not in range(self.spec.num_actions):
-            raise UserError(f"{self.name} gave {answer!r} {where}: choices are 0 to {self.spec.num_actions - 1}")
-        return value.astype(np.int64)
+            raise fault from None
+        if value.shape != np.shape(action) or not np.isfinite(value).all() or (discrete and value not in range(count)):
+            raise fault
+        return value.astype(np.int64) if discrete else np.clip(value, *self.spec.action_bounds)
