@@ -195,7 +195,7 @@ def test_it_learns_from_play_and_data(tmp_path: Path, pictures: dict[str, Any]) 
     offline = trained(tmp_path)
     run = tune(offline, tmp_path)
     tensors, meta = last(run)
-    assert meta["step"] == 60 and meta["rows"] == [60, 60] and meta["updates"] == 7 + 60
+    assert meta["step"] == 60 and meta["rows"] == [[60, 60]] and meta["updates"] == 7 + 60
     assert tensors["state/step"].tolist() == [67, 67]
     first = checkpoint.load_latest(offline.dir)
     assert first is not None and not torch.equal(
