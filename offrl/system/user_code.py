@@ -75,12 +75,14 @@ def function_of(text: str, setting: str) -> Callable[..., Any]:
 
 
 def guarded(where: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call user code. Raises UserError, in one line that names the place, for whatever it raises."""
+    """Call user code. Raises UserError, in one line that names the place, for whatever it raises, SystemExit too: what
+    calls it saves its work then.
+    """
     try:
         return function(*args, **kwargs)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
         at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         reason = " ".join(str(error).split())

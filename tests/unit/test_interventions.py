@@ -58,6 +58,9 @@ def first(observation, action):
 def seventh(observation, action):
     return 7
 
+def leave(observation, action):
+    raise SystemExit(3)
+
 def half(observation, action):
     return 0.5
 
@@ -125,6 +128,7 @@ def test_a_function_may_change_what_it_is_given(kind: Any, file: Path) -> None:
         ("wide", r"gave \[0.0, 0.0\] \(seed 0, environment 0, episode 0, step 0\): an action of shape \[1\]"),
         ("word", "gave 'left' .*: an action of .* is due, or None"),
         ("wrong", "person.py:wrong .* failed at .*person.py"),
+        ("leave", r"person.py:leave \(seed 0, .* failed at .*person.py:\d+: SystemExit: 3"),
         ("rong", "has no 'rong'. Did you mean 'wrong'"),
     ],
 )
