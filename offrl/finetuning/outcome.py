@@ -155,11 +155,12 @@ def budget(run: SavedRun) -> dict[str, Any]:
     are its settings, updates before it, rows of data (None: unknown, or none).
     """
     saved, parent = read_yaml(run.dir / CONFIG), run.record["online"]["parent"]
-    updates = [line["updates"] for line in lines_of(run.dir / TIMING) if "updates" in line]
+    last = [line for line in lines_of(run.dir / TIMING) if "updates" in line][-1:]
     names = ("envs",) if saved.get("mode") == "residual" else ("envs", "utd", "mixing")
     return {
-        "steps": int(saved["steps"]),
-        "updates": int(updates[-1]) if updates else None,
+        # those that were played, in whole rounds of all environments
+        "steps": int(last[0]["step"] if last else saved["steps"]),
+        "updates": int(last[0]["updates"]) if last else None,
         **{name: saved[name] for name in names if name in saved},
         "offline_updates": 0 if parent is None else int(parent["step"]),
         "rows": run.record["data"].get("rows"),
