@@ -100,6 +100,7 @@ class Traits:
     actions: tuple[str, ...] = ("continuous", "discrete")  # kinds of actions that it learns; or ("text",)
     goal_conditioned: bool = False  # its policies act towards the goals of `Actor.set_goal`
     n_step: bool = True  # False: its targets look one step ahead, though its settings have n_step
+    learns_model: bool = False  # `refresh` trains a model on all transitions: online its source is an `Experience`
     period: int = 1  # updates of a repeating pattern; `phase` counts within it
     vectorized: bool = True  # False: one replica at a time, and an update may work in place
     cuda_graph: bool = True  # False: an update waits for values, which no CUDA graph can hold

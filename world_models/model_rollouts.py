@@ -37,8 +37,21 @@ from offrl.world_models.uncertainty import measure, names, prepare
 
 
 @dataclass
+class RolloutSettings:
+    """Settings of the rollouts that fill a ring of imagined transitions."""
+
+    horizon: int = setting(5, "steps of a rollout", low=1)
+    rollouts: int = setting(50_000, "rollouts each time, from real states", low=1)
+    rollout_every: int = setting(1_000, "updates between two times", low=1)
+    rollout_retain: int = setting(5, "imagined transitions of so many times are kept", low=1)
+    real_share: float = setting(
+        0.05, "share of each batch that is real, not imagined", low=0.0, high=1.0, structural=True
+    )
+
+
+@dataclass
 @defaults(actor_learning_rate=1e-4, actor_schedule="constant")
-class ModelBasedSettings(ActorScheduleSettings, SoftSettings):
+class ModelBasedSettings(RolloutSettings, ActorScheduleSettings, SoftSettings):
     """Settings of model-based actor-critics; the defaults are those of OfflineRL-Kit for D4RL's locomotion tasks."""
 
     name: str = ""
@@ -47,13 +60,6 @@ class ModelBasedSettings(ActorScheduleSettings, SoftSettings):
     )
     world_model_id: str = setting("", "which model that is", filled=True)
     members: int = setting(7, "models in the ensemble that is trained where world_model= names none", low=1, place=True)
-    horizon: int = setting(5, "steps of a rollout", low=1)
-    rollouts: int = setting(50_000, "rollouts each time, from states of the data", low=1)
-    rollout_every: int = setting(1_000, "updates between two times", low=1)
-    rollout_retain: int = setting(5, "imagined transitions of so many times are kept", low=1)
-    real_share: float = setting(
-        0.05, "share of each batch that is the data's, not imagined", low=0.0, high=1.0, structural=True
-    )
     uncertainty: str = setting("aleatoric", "how uncertain the model is of a step", choices=("none", *names()))
     penalty: float = setting(0.0, "times the uncertainty, is taken off each imagined reward (MOPO's lambda)", low=0.0)
     range_margin: float = setting(

@@ -69,18 +69,23 @@ class ImaginedRing(Part):
         # one row more, for what is thrown away
         return {"ring": {"rows": torch.zeros(self.capacity + 1, self.width), "at": none, "count": none.clone()}}
 
-    def push(self, ring: Tree, imagined: Imagined) -> Tree:
-        """The ring with the valid rows of rollouts [H, B] added, the oldest ones overwritten."""
+    def push(self, ring: Tree, imagined: Imagined, capacity: int | None = None) -> Tree:
+        """The ring with the valid rows of rollouts [H, B] added, the oldest ones overwritten.
+
+        capacity: of its rows the first so many, never fewer than the last time, where it is not yet to be filled.
+        """
+        capacity = capacity or self.capacity
         columns = {**imagined._asdict(), "masks": 1.0 - imagined.terminations.float()}
         flat = [columns[name].reshape(imagined.valid.numel(), -1) for name in self.layout]
         rows, valid = torch.cat(flat, -1), imagined.valid.reshape(-1)
         rows = torch.where(valid.unsqueeze(-1), rows, 0.0)  # where several rows go to one place, they are the same
         order = valid.long().cumsum(0)
-        slots = torch.where(valid, (ring["at"] + order - 1) % self.capacity, self.capacity)
+        slots = torch.where(valid, (ring["at"] + order - 1) % capacity, self.capacity)
+        end = ring["at"] + order[-1]
         return {
             "rows": ring["rows"].index_put((slots,), rows),
-            "at": (ring["at"] + order[-1]) % self.capacity,
-            "count": (ring["count"] + order[-1]).clamp(max=self.capacity),
+            "at": end % capacity,
+            "count": torch.maximum(ring["count"], end.clamp(max=capacity)),
         }
 
     def draw(self, state: TrainState, key: Tensor, count: int) -> Batch:
@@ -176,8 +181,8 @@ def careful(
     actions [B, A].
 
     Each is followed for `horizon` steps, acting by `act` after the first, and worth the sum of discount^i (r_i -
-    penalty u_i) until its end (UP-MPC, arXiv 2310.07220, with the sign of its rollouts in a model). All futures are one
-    batch of candidates * B.
+    penalty u_i) until its end (UP-MPC, arXiv 2310.07220). A penalty above 0 is for rollouts in a model, one below it,
+    optimism, for exploration. All futures are one batch of candidates * B.
     """
     rows = observations.shape[0]
     start, before = (x.expand(candidates, *x.shape).flatten(0, 1) for x in (observations, past))

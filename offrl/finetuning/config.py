@@ -16,7 +16,7 @@ FROM_SCRATCH_WARMUP = 1_000
 ENVIRONMENTS = {"transitions": 1, "residual": 16, "expansion": 1}  # unless `envs` says otherwise
 STARTS = ("start_steps", "start_limit", "start_share")  # settings of starts=data
 # what an algorithm's `finetune` block may say besides settings of its own
-CONVENTIONS = ("mixing", "update_every", "noise", "warmup")
+CONVENTIONS = ("mixing", "update_every", "noise", "warmup", "utd")
 
 
 @dataclass
@@ -43,11 +43,15 @@ class FinetuneConfig:
         "union of both, in proportion; auto: what the algorithm is used with (AWAC, IQL and its relatives: null, the "
         "others: 0.5)",
     )
-    utd: float = setting(1.0, "updates for each environment step", low=0.0)
+    utd: float | None = setting(
+        None,
+        "updates for each environment step; null: what the algorithm is used with (MBPO: 20; the others: 1)",
+        low=0.0,
+    )
     warmup: int | None = setting(
         None,
-        "environment steps before the first update; null: what the algorithm is used with (WSRL: 5,000; the others: 0, "
-        "or 1,000 from fresh parameters)",
+        "environment steps before the first update; null: what the algorithm is used with (WSRL, MBPO: 5,000; the "
+        "others: 0, or 1,000 from fresh parameters)",
         low=0,
     )
     update_every: Any = setting(
@@ -147,8 +151,9 @@ def choose(config: FinetuneConfig, online: Mapping[str, Any], fresh: bool) -> Fi
         raise UserError(f"update_every={update_every} must be auto, episode, or a whole number of environment steps")
     if noise is not None and not (_number(noise) and noise >= 0.0):
         raise UserError(f"noise={noise} must be auto, null (the policy's own exploration) or a number from 0")
-    if not config.utd > 0.0:
-        raise UserError(f"utd={config.utd} must be above 0")
+    utd = float(online.get("utd", 1.0) if config.utd is None else config.utd)
+    if not utd > 0.0:
+        raise UserError(f"utd={utd:g} must be above 0")
     chosen["mixing"] = None if mixing is None else float(mixing)
     chosen["update_every"] = update_every if update_every == "episode" else int(update_every)
     chosen["noise"] = None if noise is None else float(noise)
@@ -164,7 +169,7 @@ def choose(config: FinetuneConfig, online: Mapping[str, Any], fresh: bool) -> Fi
     if config.starts == "task" and (name := next((k for k in STARTS if getattr(config, k) != getattr(plain, k)), None)):
         raise UserError(f"{name}={getattr(config, name)} is a setting of starts=data")
     envs = ENVIRONMENTS[config.mode] if config.envs is None else config.envs
-    return dataclasses.replace(config, **chosen, warmup=warmup, envs=envs, eval=evaluation)
+    return dataclasses.replace(config, **chosen, utd=utd, warmup=warmup, envs=envs, eval=evaluation)
 
 
 def check_goals(config: FinetuneConfig, name: str) -> None:

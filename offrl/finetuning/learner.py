@@ -15,11 +15,11 @@ from torch.utils import _pytree as pytree
 from offrl import rng
 from offrl.algorithm import TrainState, select, with_config
 from offrl.errors import UserError
+from offrl.finetuning.replay_buffer import MixedBatches
 from offrl.nn.encoders.streams import ENCODER
 from offrl.settings.replicas import Replica
 from offrl.system import backend
 from offrl.training.engine import LocalEngine, Plan
-from offrl.training.step import Batches
 
 ACTING = -(1 << 40)  # keys of actions: updates have those of 0, 1, ..., evaluation those of -1, -2, ...
 
@@ -30,7 +30,7 @@ class Learner(LocalEngine):
     def __init__(
         self,
         plan: Plan,
-        batches: Batches,
+        batches: MixedBatches,
         replicas: Sequence[Replica],
         device: torch.device,
         fixed: Mapping[str, float],
@@ -39,6 +39,8 @@ class Learner(LocalEngine):
         """fixed: fields of the algorithm's config that are the same for all replicas whatever the grid says. anneal:
         field -> its factor at the start and at the end; see `progress`."""
         super().__init__(plan, None, replicas, device, batches, [len(replicas)])
+        if plan.algorithm.traits.learns_model:
+            self.groups[0].experience = batches.experience
         count = len(replicas)
         for name in fixed.keys() & self.hyper[0].keys():
             del self.hyper[0][name]  # the algorithm's settings have it

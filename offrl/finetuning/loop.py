@@ -84,7 +84,7 @@ class TransitionLoop(OnlineLoop):
 
     @staticmethod
     def lengths(start: Start) -> tuple[int, int]:
-        return start.config.envs or 1, math.ceil(start.config.steps * start.config.utd)
+        return start.config.envs or 1, math.ceil(start.config.steps * (start.config.utd or 1.0))
 
     def _prepare(self, state: TrainState) -> None:
         start, config, algorithm = self.start, self.config, self.start.algorithm
@@ -123,8 +123,9 @@ class TransitionLoop(OnlineLoop):
     def _title(self) -> str:
         start, config = self.start, self.config
         came = "fresh parameters" if start.parent is None else f"step {start.parent['step']:,} of {start.parent['run']}"
-        mixing = {None: "batches from the union of data and play", 0.0: "no data"}.get(
-            config.mixing, f"{config.mixing} of each batch data"
+        batch = "real rows" if start.algorithm.traits.learns_model else "batches"
+        mixing = {None: f"{batch} from the union of data and play", 0.0: "no data"}.get(
+            config.mixing, f"{config.mixing} of {batch.replace('batches', 'each batch')} data"
         )
         return (
             f"{start.label} in {self.play.name} from {came}: {self.many} x {self.envs} environments, {self.steps:,} "
@@ -142,6 +143,11 @@ class TransitionLoop(OnlineLoop):
             for k, (a, b, c) in self.start.anneal.items()
         ]
         lines = [f"online: {', '.join(changed)}"] if changed else []
+        if self.start.algorithm.traits.learns_model:
+            lines.append(
+                f"{algo.real_share:g} of each batch real rows, the others imagined by a model that learns from all "
+                f"real ones every {self.start.algorithm.every / (self.config.utd or 1.0):g} steps"
+            )
         if spec.reward_scale != 1.0 or spec.reward_shift != 0.0:
             lines.append(
                 f"learning from rewards as the data's were transformed: {spec.reward_scale:g} x reward + "
@@ -186,7 +192,7 @@ class TransitionLoop(OnlineLoop):
         ready = config.mixing == 1.0 or bool((self.ring.total > 0).all())
         if moment and ready and self.t > self.warmup:
             # a pure function of t; whole patterns only, because parts of one round differently when compiled
-            goal = self.first + int(config.utd * (self.t - self.warmup) + 1e-9)
+            goal = self.first + int((config.utd or 1.0) * (self.t - self.warmup) + 1e-9)
             goal -= goal % self.start.algorithm.traits.period
             self.goal = max(self.goal, goal)
             self.ended[:] = False

@@ -17,7 +17,7 @@ from torch.func import vmap
 from offrl import rng
 from offrl.data.memory import free_bytes
 from offrl.data.samplers.goals import GoalSampler
-from offrl.data.samplers.tables import Packed
+from offrl.data.samplers.tables import Experience, Packed, split
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
 from offrl.finetuning import hindsight
@@ -143,6 +143,22 @@ class MixedBatches:
             return data
         played = self._drawn(step, self.size - self.from_data, self.ring, 0)
         return _merged(lambda v, w: torch.cat([v, w], 1), data, played)
+
+    def experience(self) -> Experience:
+        """The rows of every replica as they are now, [N, ...]; the data's where batches hold some. Raises UserError for
+        data on the disk."""
+        ring, count = self.ring, self.ring.replicas
+        played = split(ring.packed.table, ring.packed.layout)
+        data: Batch = {}
+        if self.from_data:
+            if not isinstance(self.source.table, Packed):
+                raise UserError("a model learns from data in memory alone: raise dataset.memory_limit, or mixing=0")
+            data = split(self.source.table.table, self.source.table.layout)
+        return Experience(
+            {name: column.to(ring.device).expand(count, *column.shape) for name, column in data.items()},
+            {name: column.reshape(count, ring.capacity, *column.shape[1:]) for name, column in played.items()},
+            ring.counts,
+        )
 
     @staticmethod
     def _key(step: int, stream: int, keys: Tensor) -> Tensor:

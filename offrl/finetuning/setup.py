@@ -91,6 +91,12 @@ def begin(
         if start.algorithm.traits.goal_conditioned:
             start.task = towards_goals(start.task)
             check_goals(start.config, start.algorithm.config.name)
+    few = start.algorithm.traits.learns_model and not start.dataset
+    if few and (start.config.warmup or 0) < start.algorithm.config.batch_size:
+        raise UserError(
+            f"warmup={start.config.warmup}: {start.algorithm.config.name} learns a model of the environment before its "
+            f"first update, which so few steps do not teach: warmup={start.algorithm.config.batch_size} or more"
+        )
     # a policy's file says where it learnt
     start.spec = dataclasses.replace(start.spec, task=dataclasses.replace(start.task, env_factory=None))
     set_spec(start.algorithm, start.spec)

@@ -47,8 +47,8 @@ GROUPS = {
         "accumulate checkpointing"
     ),
     "model": (
-        "members model_dropout model_learning_rate rollouts rollout_every rollout_retain range_margin lookahead "
-        "lookahead_penalty sample_dropout repeats"
+        "members model_hidden model_dropout model_learning_rate model_steps rollouts rollout_every rollout_retain "
+        "range_margin lookahead lookahead_penalty sample_dropout repeats"
     ),
     "plan": (
         "plan_horizon plan_every plan_context plan_max_length plan_iterations plan_population plan_elites "

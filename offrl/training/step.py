@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -73,6 +73,8 @@ class Step:
                 f"{type(algorithm).__name__}: every {self.every} is no multiple of period {algorithm.traits.period}"
             )
         self.batches, self.hyper = batches, dict(hyper or {})
+        # of algorithms that `learns_model` online: an `Experience` [N, ...] in place of the source
+        self.experience: Callable[[], Any] = tuple
         self.precision = precision
         # compiled, one replica is faster with the axis too; and then it is the same arithmetic
         self.batched = algorithm.traits.vectorized and (replicas > 1 or mode != "eager")
@@ -155,18 +157,19 @@ class Step:
     def _refresh(self, state: TrainState, sums: Metrics, step: int, hyper: Hyper) -> tuple[TrainState, Metrics]:
         """`Algorithm.refresh` for all replicas, eagerly. Where updates write over the state, so does this."""
 
-        def one(state: TrainState, hyper: Hyper) -> tuple[TrainState, Metrics]:
+        def one(state: TrainState, hyper: Hyper, experience: Any) -> tuple[TrainState, Metrics]:
             self._configure(hyper)
             key = rng.fold_in(rng.fold_in(state.key, REFRESH), state.step)
             with self._autocast(state):
-                state, metrics = self.algorithm.refresh(state, self.source, key, step=step)
+                state, metrics = self.algorithm.refresh(state, experience or self.source, key, step=step)
             self._configure({name: getattr(self.base, name) for name in hyper})
             return state, {k: v.float() for k, v in metrics.items()}
 
+        inputs = state, hyper, self.experience()
         if self._refreshed_together(state):
-            new, metrics = vmap(one)(state, hyper)
+            new, metrics = vmap(one)(*inputs)
         else:
-            results = [one(*pytree.tree_map(lambda x, n=n: x[n], (state, hyper))) for n in range(len(state.step))]
+            results = [one(*pytree.tree_map(lambda x, n=n: x[n], inputs)) for n in range(len(state.step))]
             new, metrics = pytree.tree_map(lambda *leaves: torch.stack(leaves), *results)
         if self.mode == "eager":
             new = pytree.tree_map(lambda x: x.contiguous(), new)

@@ -42,6 +42,15 @@ from offrl.settings.evaluation import EvalConfig  # noqa: E402
 from offrl.statistics.intervals import mean_interval  # noqa: E402
 
 HIDDEN = [256, 256]
+SMALL = {"algo.hidden": [64, 64]}  # of the curves beside MBPO
+MODEL = {
+    "algo.model_hidden": [64, 64],
+    "algo.members": 5,
+    "algo.elites": 3,
+    "algo.model_steps": 200,
+    "algo.rollouts": 2_000,
+    "algo.rollout_every": 1_000,  # 250 steps, at 4 updates each
+}
 # name -> (algorithm, settings of it, settings of offrl finetune, whether it is trained on the data first)
 CURVES: dict[str, tuple[str, dict[str, Any], dict[str, Any], bool]] = {
     "iql": ("iql", {"dataset.normalize_observations": True}, {"mixing": None}, True),
@@ -50,7 +59,12 @@ CURVES: dict[str, tuple[str, dict[str, Any], dict[str, Any], bool]] = {
     "sac_n2_mixed": ("sac_n", {"algo.critics": 2}, {"mixing": 0.5}, False),
     "rlpd": ("rlpd", {"algo.utd_split": 1, "algo.batch_size": 256}, {"mixing": 0.5}, False),
     "scratch": ("sac_n", {"algo.critics": 2}, {"mixing": 0}, False),
+    "small_sac": ("sac_n", {"algo.critics": 2, **SMALL}, {"mixing": 0}, False),
+    "small_sac_utd4": ("sac_n", {"algo.critics": 2, **SMALL}, {"mixing": 0, "utd": 4}, False),
+    "mbpo": ("mbpo", {**SMALL, **MODEL}, {"utd": 4, "warmup": 256}, False),
+    "mbpo_optimistic": ("mbpo", {**SMALL, **MODEL, "algo.candidates": 5}, {"utd": 4, "warmup": 256}, False),
 }
+WITHOUT_DATA = ("small_sac", "small_sac_utd4", "mbpo", "mbpo_optimistic")
 WARMUP = 100  # steps with random actions from scratch: SB3's learning_starts
 
 
@@ -69,7 +83,7 @@ def main() -> None:
     parser.add_argument("--stage", default="all", choices=("all", "table"))
     args = parser.parse_args()
     if args.stage == "all":
-        if args.data is None:
+        if args.data is None and not set(args.only) <= set(WITHOUT_DATA):
             parser.error(
                 "--data is missing: offrl collect env=Pendulum-v1 recipe=d4rl steps=10000 rows=20000 out=pendulum "
                 "makes it"
@@ -169,6 +183,10 @@ def table(out: Path) -> None:
         "sac_n2_mixed": "SAC + data",
         "rlpd": "RLPD",
         "scratch": "SAC",
+        "small_sac": "SAC, 2 x 64",
+        "small_sac_utd4": "SAC, 2 x 64, 4 updates a step",
+        "mbpo": "MBPO",
+        "mbpo_optimistic": "MBPO, optimistic exploration",
         "sb3": "SB3 SAC",
     }
     files = {labels[name]: out / name / SCORES for name in labels if (out / name / SCORES).exists()}

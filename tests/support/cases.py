@@ -116,6 +116,14 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
         name: {"rollouts": 1000, "rollout_every": 100, "real_share": 0.75, **LEARNER}
         for name in ("combo", "mobile", "mopo", "ogsrl", "morel", "rambo")
     },
+    "mbpo": {
+        "rollouts": 1000,
+        "rollout_every": 100,
+        "real_share": 0.75,
+        "model_hidden": [32],
+        "model_steps": 50,
+        **LEARNER,
+    },
     "lamo": {"dropout": 0.0, "context": 2, "layers": 1},
     # what promises more than this problem's best return, which the data hold, is the error of a small model: few of it
     "mbrcsl": {
@@ -222,6 +230,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "dtql": [{"schedule": "cosine", "decay_steps": 5, "bc_weight": 1.0}],
     "dynamics": [{"history": 2, "loss": "squared"}],
     "lamo": [{"tune": "all", "policy": "gaussian", "padding": "left", "embedding": "linear"}],
+    "mbpo": [{"candidates": 2, "lookahead": 2, "horizon_growth": [0, 8]}],
     "mobile": [{"min_target": 0.0}],
     "mopo": [
         {"candidates": 2, "lookahead": 2, "uncertainty": "density"},
@@ -288,6 +297,8 @@ SMALL: dict[str, Any] = {
     "target_every": 4,
     "rollout_retain": 2,
     "backup_samples": 2,
+    "model_hidden": [16],
+    "model_steps": 2,
     # skills
     "skill_length": 3,
     "skill_dim": 4,

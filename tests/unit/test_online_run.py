@@ -17,6 +17,7 @@ import torch
 from gymnasium import spaces
 
 import offrl
+from offrl import registry
 from offrl.api import Run
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
@@ -297,6 +298,75 @@ def test_what_cannot_be_expanded(run: Any, settings: dict[str, Any], message: st
     offline = None if run is None else trained(tmp_path, run[0], **run[1])
     with pytest.raises(UserError, match=message):
         tune(offline, tmp_path, mode="expansion", warmup=0, **settings)
+
+
+MODEL: dict[str, Any] = {
+    "algo.hidden": [4],
+    "algo.batch_size": 8,
+    "algo.members": 2,
+    "algo.elites": 1,
+    "algo.model_hidden": [4],
+    "algo.model_steps": 2,
+    "algo.rollouts": 10,
+    "algo.rollout_every": 5,
+    "algo.candidates": 2,
+    "algo.lookahead": 2,
+}
+
+
+@pytest.mark.usefixtures("heeds_signals")
+@pytest.mark.parametrize("parent", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_a_model_learns_from_what_is_played(
+    parent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From fresh parameters or a run, with its data; and a stop between two updates of the model leaves no trace."""
+    kind = registry.get("algo", "mbpo")
+    refresh, sources = kind.refresh, []
+
+    def watched(self: Any, state: Any, source: Any, key: Any, *, step: int) -> Any:
+        sources.append((step, int(source.filled), len(source.data.get("rewards", ()))))
+        return refresh(self, state, source, key, step=step)
+
+    run = trained(tmp_path, "mbpo", **MODEL) if parent else None
+    monkeypatch.setattr(kind, "refresh", watched)
+    settings: dict[str, Any] = {"steps": 16, "warmup": 8, "utd": 2, "mixing": None if parent else 0, "eval.every": 16}
+    settings |= {"quiet": False, "eval.episodes": 1}
+    settings |= {} if parent else {"algo": "mbpo", "seeds": 2, **MODEL}
+    monkeypatch.setattr(Walk, "steps", 0)
+    whole = tune(run, tmp_path, "whole", **settings)
+    # 2 updates at step 9, 4 at 10, ...; of both replicas
+    first, rows = (7, len(data().transition_rows())) if parent else (0, 0)
+    expected = [(first + n, 9 + n // 2, rows) for n in range(16) if (first + n) % 5 == 0]
+    assert sources == [source for source in expected for _ in range(2)]
+    tensors, meta = last(whole)
+    assert meta["updates"] == first + 16
+    assert {k.split("/")[2] for k in tensors if k.startswith("state/opt/")} >= {"dynamics", "actor"}
+    lines = (whole.dir / "metrics.jsonl").read_text()
+    assert "model/held-out error" in lines and "rollout/steps" in lines
+    text = capsys.readouterr().out
+    assert "imagined by a model that learns from all real ones every 2.5 steps" in text
+    assert ("real rows from the union of data and play" if parent else "no data, 2 updates a step") in text
+    monkeypatch.setattr(Walk, "at", Walk.steps * 3 // 5)
+    monkeypatch.setattr(Walk, "steps", 0)
+    monkeypatch.setattr(Walk, "then", staticmethod(interrupt))
+    with pytest.raises(offrl.Interrupted):
+        tune(run, tmp_path, "stopped", **settings)
+    monkeypatch.setattr(Walk, "at", -1)
+    assert_same(tune(run, tmp_path, "stopped", **settings), whole)
+    act = whole.policy(1).act(np.zeros(2, np.float32))
+    assert np.isfinite(act).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"warmup": 3}, "warmup=3: mbpo learns a model of the environment before its first update.*warmup=8 or more"),
+        ({"discrete": True}, "mbpo needs continuous actions, and .* has discrete ones"),
+        ({"steps": 100, "warmup": None}, "warmup=5000 leaves no update in steps=100"),
+    ],
+)
+def test_what_mbpo_cannot_learn_from(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
+    refused(words, lambda: tune(None, tmp_path, algo="mbpo", mixing=0, seeds=1, **{"warmup": 8, **MODEL, **settings}))
 
 
 def test_pex_is_not_trained_on_data_alone(tmp_path: Path) -> None:

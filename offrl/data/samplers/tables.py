@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -100,6 +100,16 @@ class Streamed:
 
 
 Table = Packed | Unpacked | Streamed
+
+
+class Experience(NamedTuple):
+    """All transitions that there are to learn from while policies play: the data's, and of those that were played the
+    first `filled`.
+    """
+
+    data: Batch  # columns [D, ...]; {}: none
+    played: Batch  # columns [C, ...]
+    filled: Tensor  # [] int64
 
 
 def split(table: Tensor, layout: Layout) -> Batch:

@@ -76,7 +76,7 @@ NOT_HERE = {
     "a2c": "offrl finetune, which goes on in an environment",
     "gail": "bc or recoil, which imitate from data",
     "dreamer": "mopo, mobile or pets, which learn in or plan with a model",
-    "mbpo": "mopo, which is MBPO with a penalty for uncertainty",
+    "coplanner": "mbpo with algo.candidates=5, whose exploration is COPlanner's",
 }
 
 
