@@ -506,6 +506,7 @@ def test_critics_of_every_algorithm_find_a_constant(name: str, head: str) -> Non
     }
     easy |= {"critics": 3, "value_range": [-2.0, 6.0], "hidden": [16], "batch_size": 32}
     easy |= {"length": 1} if name == "qc" else {}  # episodes of the data have one step
+    easy |= {"model_steps": 20, "model_learning_rate": 1e-2} if name == "mbpo" else {}  # which knows when they end
     for discrete in (False, True):
         if discrete and (head in UNMIXED or not registry.get("algo", name).traits.discrete):
             continue
