@@ -159,6 +159,7 @@ CASES: dict[str, str] = {  # what each trains on; further settings. `NAME/varian
     "combo": "builtin",
     "rambo": "builtin dataset.normalize_observations=false",
     "mobile": "builtin",
+    "mbpo": "builtin",
     "pets": "builtin",
     "tdmpc2": "builtin",
     "rssm": "builtin algo.length=8",

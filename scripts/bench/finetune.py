@@ -1,5 +1,5 @@
 """Curves of fine-tuning on Pendulum-v1: IQL, TD3+BC, Cal-QL from medium-replay data, SAC from scratch with and without
-it, SB3's SAC.
+it, SB3's SAC; and, without data, MBPO beside SAC.
 
     # the data, two minutes
     offrl collect env=Pendulum-v1 recipe=d4rl steps=10000 rows=20000 out=pendulum
