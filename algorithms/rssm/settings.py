@@ -42,7 +42,6 @@ class RSSMConfig:
         "reconstruction",
         "what trains the model beside rewards and ends: to draw observations again, or a bottleneck of what it sees of "
         "them (RePo)",
-        structural=True,
         choices=("reconstruction", "bottleneck"),
     )
     representation_weight: float = setting(
