@@ -14,6 +14,7 @@ from torch import Tensor
 
 from offrl.data.dataset import DataSpec
 from offrl.data.samplers.chunks import ChunkSampler
+from offrl.data.samplers.demonstrations import DEMONSTRATION
 from offrl.data.samplers.goals import GoalSampler
 from offrl.data.samplers.states import StateSampler
 from offrl.data.samplers.transitions import TransitionSampler
@@ -162,9 +163,12 @@ class Rows:
                     "info['cost'] is what each step costs"
                 )
             ready["costs"] = turn.costs.astype(np.float32)
-        # flags such as of demonstrations, which a person's actions are
-        flags = turn.interventions.astype(np.float32)
-        ready |= {name: flags for name in self.single if name not in ready and name not in LATE}
+        # flags of the data's rows alone; a person's actions are demonstrations too
+        ready |= {
+            name: (turn.interventions & (name == DEMONSTRATION)).astype(np.float32)
+            for name in self.single
+            if name not in ready and name not in LATE
+        }
         ready[INTERVENTION] = turn.interventions
         if not (self.whole or self.following or self.windows):
             return self.owner[turn.valid], {name: column[turn.valid] for name, column in ready.items()}

@@ -177,6 +177,17 @@ def test_a_row_belongs_to_who_took_its_first_action(file: Path, name: str, first
     assert np.concatenate([t[INTERVENTION] for t in taken]).astype(int).tolist() == first
 
 
+@pytest.mark.parametrize("name, column, flags", [("arsq", "demonstration", [0, 1, 0]), ("mbpo", "unknown", [0, 0, 0])])
+def test_interventions_are_demonstrations_and_no_other_flag(
+    file: Path, name: str, column: str, flags: list[int]
+) -> None:
+    sampler = registry.get("algo", name)(registry.get("algo", name).Config(hidden=[2]), SPEC).sampler()
+    rows = Rows(SPEC, columns_for(SPEC, sampler, name), 1, 1, returns_of(sampler, 0.9), sampler)
+    with play(file) as made:
+        taken = [rows.take(made.step(np.full((1, 1), -0.3, np.float32)))[1] for _ in range(4)]
+    assert np.concatenate([t[column] for t in taken]).astype(int).tolist()[:3] == flags
+
+
 def test_interventions_are_drawn_as_rows_of_the_data() -> None:
     """30 rows of the data and 10 of a person share the data's half of a batch; the other half is all of play."""
     columns = {"observations": ((1,), torch.float32), "actions": ((), torch.int64)}
