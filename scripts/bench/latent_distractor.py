@@ -47,7 +47,7 @@ RIDGE = 10.0
 HELD_OUT = 100  # episodes
 
 
-class Held(NamedTuple):
+class Episodes(NamedTuple):
     """Episodes that no model was trained on; time first."""
 
     pictures: Tensor  # [T, E, 32, 32, 3] uint8
@@ -68,10 +68,10 @@ def training_data(world: str, rows: int) -> Dataset:
     return offrl.from_arrays(*(data[name] for name in names), action_low=-1.0, action_high=1.0, name=world)
 
 
-def held_out(world: str) -> Held:
+def held_out(world: str) -> Episodes:
     data = columns(world, 1, HELD_OUT * LIMIT)
     names = ("pictures", "observations", "actions", "rewards")
-    return Held(*(torch.from_numpy(data[n]).unflatten(0, (-1, LIMIT)).transpose(0, 1) for n in names))
+    return Episodes(*(torch.from_numpy(data[n]).unflatten(0, (-1, LIMIT)).transpose(0, 1) for n in names))
 
 
 def trained(name: str, dataset: Dataset, seed: int, steps: int, more: dict[str, Any]) -> tuple[Latents, dict[str, str]]:
@@ -88,7 +88,7 @@ def trained(name: str, dataset: Dataset, seed: int, steps: int, more: dict[str, 
     return algorithm.latents(select(state, 0).params), means
 
 
-def reward_error(latents: Latents, states: LatentState, held: Held) -> float:
+def reward_error(latents: Latents, states: LatentState, episodes: Episodes) -> float:
     """The root mean square error of rewards `AHEAD` steps ahead, in their standard deviations."""
     errors = []
     for begin in range(BEGIN, LIMIT - AHEAD, AHEAD):
@@ -96,10 +96,10 @@ def reward_error(latents: Latents, states: LatentState, held: Held) -> float:
         for draw in range(DRAWS):
             state = LatentState(*(x[begin] for x in states))
             for k, key in enumerate(rng.split(rng.make_key(draw), AHEAD)):
-                state, _ = latents.imagine(state, held.actions[begin + k], key)
+                state, _ = latents.imagine(state, episodes.actions[begin + k], key)
             guesses.append(HEAD.mean(latents.apply("reward", state.features)))
-        errors.append(torch.stack(guesses).mean(0) - held.rewards[begin + AHEAD - 1])
-    return float(torch.stack(errors).square().mean().sqrt() / held.rewards.std())
+        errors.append(torch.stack(guesses).mean(0) - episodes.rewards[begin + AHEAD - 1])
+    return float(torch.stack(errors).square().mean().sqrt() / episodes.rewards.std())
 
 
 def explained(features: Tensor, targets: Tensor) -> Tensor:
@@ -116,14 +116,14 @@ def explained(features: Tensor, targets: Tensor) -> Tensor:
     return 1.0 - (due - centre - unseen @ weights).square().mean(0) / due.var(0)
 
 
-def measured(latents: Latents, held: Held) -> list[float]:
+def measured(latents: Latents, episodes: Episodes) -> list[float]:
     """The reward's error; R^2 of the angle, of the velocity and of the discs (nan without any)."""
-    first = torch.zeros(held.rewards.shape, dtype=torch.bool)
+    first = torch.zeros(episodes.rewards.shape, dtype=torch.bool)
     first[0] = True
-    previous = torch.cat([torch.zeros_like(held.actions[:1]), held.actions[:-1]])
-    states = latents.observe_windows({"pixels": held.pictures}, previous, first, rng.make_key(0)).state
-    fit = explained(states.features[BEGIN:], held.states[BEGIN:])
-    return [reward_error(latents, states, held), *(float(part.mean()) for part in (fit[:2], fit[2], fit[3:]))]
+    previous = torch.cat([torch.zeros_like(episodes.actions[:1]), episodes.actions[:-1]])
+    states = latents.observe_windows({"pixels": episodes.pictures}, previous, first, rng.make_key(0)).state
+    fit = explained(states.features[BEGIN:], episodes.states[BEGIN:])
+    return [reward_error(latents, states, episodes), *(float(part.mean()) for part in (fit[:2], fit[2], fit[3:]))]
 
 
 def main() -> None:
@@ -141,13 +141,13 @@ def main() -> None:
     print(f"{options.rows:,} rows, {options.steps:,} updates\n")
     print(f"| {' | '.join(names)} |\n{'|---' * len(names)}|")
     for world in options.data:
-        dataset, held = training_data(world, options.rows), held_out(world)
+        dataset, episodes = training_data(world, options.rows), held_out(world)
         for seed in options.seeds:
             for model in options.models:
                 start = time.process_time()
                 with torch.no_grad():
                     latents, metrics = trained(model, dataset, seed, options.steps, more if model == "repo" else {})
-                    numbers = measured(latents, held)
+                    numbers = measured(latents, episodes)
                 cells = [world, model, str(seed), *(f"{x:.2f}" for x in numbers), f"{time.process_time() - start:.0f}"]
                 print(f"| {' | '.join(cells)} | {metrics} |", flush=True)
 
