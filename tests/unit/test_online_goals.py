@@ -163,7 +163,14 @@ def test_policies_act_towards_the_goals_of_their_episodes() -> None:
 
 
 @pytest.mark.usefixtures("heeds_signals")
-@pytest.mark.parametrize("algo", ["gciql", "hiql"])
+@pytest.mark.parametrize(
+    "algo",
+    [
+        "gciql",
+        "hiql",
+        *(pytest.param(n, marks=pytest.mark.nightly) for n in ("gcbc", "gcivl", "crl", "qrl", "ota", "sharsa")),
+    ],
+)
 def test_a_stop_leaves_no_trace(algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(summary, "picture", lambda *a, **k: False)
     settings: dict[str, Any] = {"algo.hidden": [4], "algo.batch_size": 8, "eval.episodes": 1, "eval.workers": 0}
