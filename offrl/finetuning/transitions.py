@@ -214,4 +214,4 @@ class Rows:
                 rows[-1]["next_actions"] = rows[-1]["actions"]  # never looked at, as the data's
         known = rows[:-1] if self.following and "next_actions" not in rows[-1] else rows
         self.waiting[k] = [] if over else rows[len(known) :]
-        return list(known)
+        return known
