@@ -7,6 +7,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+CLONING = 2.5  # the mean size of values over the weight of cloning beside them: TD3+BC's alpha (arXiv 2106.06860)
+
 
 def expectile_weight(difference: Tensor, expectile: float | Tensor) -> Tensor:
     """|tau - 1(u < 0)|, elementwise: the weight of an expectile regression (IQL, arXiv 2110.06169, equation 5); u =

@@ -235,11 +235,11 @@ def many_steps(model: Any, tree: Tree, dataset: Dataset, allowed: Tensor) -> dic
     result: dict[str, Any] = {"horizon": horizon, "starts": len(starts), "std": deviation.tolist()}
     for kind in ("mean", "sampled"):
         states, rewards = roll(model, tree, dataset, starts, horizon, kind == "sampled")
-        result[kind] = _bands((states - real) / unit)
+        result[kind] = bands((states - real) / unit)
         if kind == "mean":
             result["rmse"] = (states - real).double().square().mean(1).sqrt().tolist()
             result["return_rmse"] = (rewards.cumsum(0) - earned).double().square().mean(1).sqrt().tolist()
-    result["unchanged"] = _bands((first - real) / unit)
+    result["unchanged"] = bands((first - real) / unit)
     return result
 
 
@@ -267,7 +267,7 @@ def roll(
     return torch.stack(states), torch.stack(rewards)
 
 
-def _bands(errors: Tensor) -> dict[str, list[float]]:
+def bands(errors: Tensor) -> dict[str, list[float]]:
     """Quantiles over B, for each of H steps, of the size of [H, B, O] errors in standard deviations."""
     size = errors.double().square().mean(-1).sqrt()
     low, median, high = torch.quantile(size, torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64), 1).tolist()

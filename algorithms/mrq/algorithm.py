@@ -27,6 +27,7 @@ from offrl.algorithms.mrq.networks import (
     LinearModel,
     OutputPolicy,
     PairEncoder,
+    open_loop,
     state_encoder,
 )
 from offrl.algorithms.mrq.settings import MRQConfig, fitted
@@ -36,7 +37,6 @@ from offrl.nn.heads import huber
 from offrl.registry import register
 from offrl.system.backend import move
 
-CLONING = 2.5  # TD3+BC's alpha
 ENCODERS = ("encoder", "pair_encoder", "model")
 
 
@@ -61,6 +61,7 @@ class MRQ(Algorithm[MRQConfig]):
         actions=("continuous",),
     )
     actor_class = LatentActor
+    open_loop = open_loop
 
     @classmethod
     def fit_config(cls, config: MRQConfig, dataset: Dataset, grid: Grid = None) -> MRQConfig:
@@ -173,7 +174,7 @@ class MRQ(Algorithm[MRQConfig]):
         action, x = self.apply("actor", actor, latents)
         q, cloning = self.q(state.params, latents, action), (action - actions).square().mean()
         loss = c.output_weight * x.square().mean() - q.mean()
-        loss = loss + c.bc_weight / CLONING * q.detach().abs().mean() * cloning
+        loss = loss + c.bc_weight / losses.CLONING * q.detach().abs().mean() * cloning
         return loss, {"actor/loss": loss, "actor/bc": cloning}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:

@@ -1,21 +1,25 @@
-"""Networks of MR.Q, whose layers normalise without learning to, and its policy."""
+"""Networks of MR.Q, whose layers normalise without learning to, its policy, and what its model expects."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from offrl.actor import NoisyActor
-from offrl.algorithm import Carry, DataSpec
+from offrl.algorithm import Batch, Carry, DataSpec, Params
 from offrl.nn import MLP, Deterministic, EnsembleMLP
 from offrl.nn.encoders.streams import observation_network
 from offrl.nn.heads import SymexpTwoHot
 from offrl.nn.mlp import Linear
 from offrl.nn.policies import Dist
+from offrl.world_models.open_loop import Expected
+
+if TYPE_CHECKING:
+    from offrl.algorithms.mrq.algorithm import MRQ
 
 FORM: dict[str, Any] = {"layer_norm": True, "affine": False, "norm_first": True, "init": "xavier_relu"}
 HEAD = SymexpTwoHot(65, 10.0)  # of rewards
@@ -95,3 +99,13 @@ class LatentActor(NoisyActor):
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         return super().act(carry, self.apply("encoder", observations), key, explore=explore)
+
+
+def open_loop(algorithm: MRQ, params: dict[str, Params], batch: Batch, context: int, key: Tensor) -> Expected:
+    """See `offrl.world_models.open_loop.OpenLoopModel`: rewards alone, for latents are not decoded."""
+    latent, rewards = algorithm.latents(params, batch, context - 1), []
+    for action in batch["actions"][context - 1 : -1]:
+        pair = algorithm.apply("pair_encoder", params["pair_encoder"], latent, action)
+        _, latent, reward = algorithm.apply("model", params["model"], pair)
+        rewards.append(HEAD.mean(reward))
+    return Expected(torch.stack(rewards))

@@ -36,6 +36,7 @@ from offrl.algorithms.rssm.latents import Latents, LatentWindows
 from offrl.algorithms.rssm.modules import model_networks
 from offrl.algorithms.rssm.networks import HEAD, BoundedNormal, head
 from offrl.algorithms.rssm.objectives import OBJECTIVES
+from offrl.algorithms.rssm.open_loop import open_loop
 from offrl.algorithms.rssm.settings import RSSMConfig, check_settings, fitted
 from offrl.data.samplers.states import (
     ARRIVAL_REWARDS,
@@ -71,6 +72,7 @@ class RSSM(Algorithm[RSSMConfig]):
         compiles=False,
     )
     actor_class = RecurrentActor
+    open_loop = open_loop
 
     @classmethod
     def fit_config(cls, config: RSSMConfig, dataset: Dataset, grid: Grid = None) -> RSSMConfig:

@@ -1,4 +1,4 @@
-"""Acting by MPPI in the latent model, around the plans of the policy."""
+"""Acting by MPPI in the latent model, around the plans of the policy; what the model expects along recorded actions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from offrl import rng
-from offrl.algorithm import Actor, Carry
+from offrl.algorithm import Actor, Batch, Carry, Params
 from offrl.algorithms.tdmpc2.networks import HEAD
+from offrl.data.samplers.states import steps_of
 from offrl.errors import UserError
+from offrl.world_models.open_loop import Expected
 from offrl.world_models.planning import first_plan, mppi
 
 if TYPE_CHECKING:
@@ -116,3 +118,14 @@ class LatentPlanner(Actor):
 def _each(latents: Tensor, count: int) -> Tensor:
     """Latents [B, L] for `count` plans each: [B, count, L]."""
     return latents.unsqueeze(1).expand(-1, count, -1)
+
+
+def open_loop(algorithm: TDMPC2, params: dict[str, Params], batch: Batch, context: int, key: Tensor) -> Expected:
+    """See `offrl.world_models.open_loop.OpenLoopModel`: rewards alone, for latents are not decoded."""
+    latent = algorithm.apply("encoder", params["encoder"], steps_of(batch["observations"], context - 1))
+    rewards = []
+    for action in batch["actions"][context - 1 : -1]:
+        step = algorithm.apply("model", params["model"], latent, action)
+        latent = step.latent
+        rewards.append(HEAD.mean(step.reward))
+    return Expected(torch.stack(rewards))

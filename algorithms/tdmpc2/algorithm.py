@@ -31,15 +31,13 @@ from offrl.algorithm import (
     Tree,
     Update,
 )
-from offrl.algorithms.tdmpc2.actor import LatentPlanner
+from offrl.algorithms.tdmpc2.actor import LatentPlanner, open_loop
 from offrl.algorithms.tdmpc2.critics import LatentCritics
 from offrl.algorithms.tdmpc2.networks import FORM, HEAD, LatentModel, LatentPolicy, latent_encoder
 from offrl.algorithms.tdmpc2.settings import TDMPC2Config, check_settings, fitted
 from offrl.data.samplers.states import IS_TERMINAL, VALID, StateSampler, in_time, steps_of
 from offrl.nn.encoders.streams import shifted_windows
 from offrl.registry import register
-
-CLONING = 2.5  # TD3+BC's alpha
 
 
 @register("algo", "tdmpc2")
@@ -59,6 +57,7 @@ class TDMPC2(Algorithm[TDMPC2Config]):
         acts_on_device=True,
     )
     actor_class = LatentPlanner
+    open_loop = open_loop
 
     @classmethod
     def fit_config(cls, config: TDMPC2Config, dataset: Dataset, grid: Grid = None) -> TDMPC2Config:
@@ -163,7 +162,7 @@ class TDMPC2(Algorithm[TDMPC2Config]):
         spread = losses.percentile(first, 0.95) - losses.percentile(first, 0.05)
         scale = torch.lerp(state.extra["scale"], spread.clamp(min=1.0), c.polyak)
         cloning = self.weighted((mean[:-1].tanh() - batch["actions"][:-1]).square())
-        size = (q.detach() / scale).abs().mean() / CLONING
+        size = (q.detach() / scale).abs().mean() / losses.CLONING
         loss = c.bc_weight * size * cloning - self.weighted(q / scale + c.entropy_weight * entropy)
         metrics: dict[str, Any] = {"loss": loss, "bc": cloning, "scale": scale, "entropy": entropy.mean()}
         return loss, {f"actor/{name}": value for name, value in metrics.items()}

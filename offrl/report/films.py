@@ -1,4 +1,4 @@
-"""The films and goal maps that runs have, in the page itself."""
+"""The films, goal maps and open-loop predictions that runs have, in the page itself."""
 
 from __future__ import annotations
 
@@ -7,39 +7,55 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from offrl.figures.goal_map import PICTURE
+from offrl.figures import goal_map, open_loop
 from offrl.report.context import ReportContext, count
 from offrl.report.page import escape
 from offrl.runs.run import SavedRun
 from offrl.video.record import FOLDER
 
 LARGEST, MOST_BYTES = 6_000_000, 20_000_000  # of a file, and of all of them: base64 makes a third more of it
-MOST = 6  # runs whose film is shown, and whose goal map
+MOST = 6  # runs whose film is shown, and whose picture of a kind
 FILM = "Episodes as they were scored, all seeds of the run side by side."
-MAP = (
-    "The way that the policy takes to each goal; where the algorithm learns them, its distances to the goal as "
-    "colours, and its subgoals."
-)
+PICTURES = {  # file -> (what it is, a caption)
+    goal_map.PICTURE: (
+        "Goal map",
+        "The way that the policy takes to each goal; where the algorithm learns them, its distances to the goal as "
+        "colours, and its subgoals.",
+    ),
+    open_loop.PICTURE: (
+        "Open-loop prediction",
+        "What the latent model expects of windows of the data, of whose first five states it has seen the "
+        "observations, along the recorded actions.",
+    ),
+}
 
 
 def films(context: ReportContext) -> None:
-    """A section with the first film and the goal map of each run that has one; of large ones and of many the rest is
+    """A section with the first film and the pictures of each run that has some; of large ones and of many the rest is
     named.
     """
-    maps = [(run, file) for run in context.results.runs for file in _inside(run, [run.dir / PICTURE])]
-    shown = [(run, file) for run in context.results.runs for file in _films(run)[:1]]
-    if not maps and not shown:
+    runs = context.results.runs
+    kinds = {"Films": [(run, file) for run in runs for file in _films(run)[:1]]}
+    kinds |= {
+        f"{kind}s": [(run, file) for run in runs for file in _inside(run, [run.dir / name])]
+        for name, (kind, _) in PICTURES.items()
+    }
+    kinds = {heading: files for heading, files in kinds.items() if files}
+    if not kinds:
         return
     page = context.page
-    page.heading("Films and goal maps" if maps and shown else "Films" if shown else "Goal maps")
+    first, *more_kinds = kinds
+    page.heading(" and ".join([first, *(kind.lower() for kind in more_kinds)]))
     room, file_names = MOST_BYTES, []
-    with page.gallery() if len(maps) + len(shown) > 1 else contextlib.nullcontext():
-        for number, (run, file) in [*enumerate(shown), *enumerate(maps)]:
+    with page.gallery() if sum(map(len, kinds.values())) > 1 else contextlib.nullcontext():
+        for number, (run, file) in (pair for files in kinds.values() for pair in enumerate(files)):
             content = _content(file, min(room, LARGEST)) if number < MOST else b""
             subject = f"{run.algorithm} on {run.dataset}"
-            if file.name == PICTURE and content.startswith(b"\x89PNG\r\n\x1a\n"):
-                page.figure(content, f"{subject}. {MAP}", alt=f"Goal map of {subject}. {MAP}")
-            elif file.name != PICTURE and (element := _element(content, f"Film: {subject}")):
+            picture = PICTURES.get(file.name)
+            if picture and content.startswith(b"\x89PNG\r\n\x1a\n"):
+                kind, caption = picture
+                page.figure(content, f"{subject}. {caption}", alt=f"{kind} of {subject}. {caption}")
+            elif not picture and (element := _element(content, f"Film: {subject}")):
                 num_further = len(_films(run)) - 1
                 more = f" {count(num_further, 'more film')} beside it." if num_further else ""
                 caption = f"{escape(f'{subject}. {FILM}{more}')} <code>{escape(file)}</code>"

@@ -302,16 +302,17 @@ def test_large_films_and_files_of_others_stay_out(tmp_path: Path, monkeypatch: p
     assert "data:video" not in (tmp_path / "out" / "index.html").read_text() and "Hopper-v5-seed0-episode0.mp4" in text
 
 
-def test_goal_maps_stand_in_the_page(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name, kind", [("goal_map.png", "Goal map"), ("open_loop.png", "Open-loop prediction")])
+def test_pictures_of_runs_stand_in_the_page(name: str, kind: str, tmp_path: Path) -> None:
     from offrl.figures import style
 
     run = make(tmp_path / "runs", "hiql", "antmaze-umaze-v2", level(50))
-    style.save(style.new_figure("map", fitted=False)[0], run / "goal_map.png")
+    style.save(style.new_figure("map", fitted=False)[0], run / name)
     text, _ = made(run, out=tmp_path / "out")
     page = (tmp_path / "out" / "index.html").read_text()
-    assert "Goal maps" in text and base64.b64encode((run / "goal_map.png").read_bytes()).decode() in page
+    assert f"{kind}s" in text and base64.b64encode((run / name).read_bytes()).decode() in page
     (image,) = [a for tag, a in Reader(page).elements if tag == "img"]
-    assert (image["alt"] or "").startswith("Goal map of hiql on antmaze-umaze-v2.")
+    assert (image["alt"] or "").startswith(f"{kind} of hiql on antmaze-umaze-v2.")
 
 
 # ------------------------------------------------------------------------------------------------------- the page as a

@@ -1,0 +1,84 @@
+"""The picture of a latent model's open-loop predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offrl.figures.style import COLOURS, GREY, INK, new_figure, own_settings, plain_axes, save
+
+PICTURE = "open_loop.png"
+SHOWN = (0, 1, 2, 5, 10, 15, 25, 35, 45)  # steps ahead whose images are drawn
+HEADINGS = {
+    "rewards": "reward: error in its standard deviations",
+    "numbers": "observation: error in its standard deviations",
+}
+# stream -> windows of (what was recorded, what was predicted), [H + 1, height, width, channels] and [H, ...], in 0..1
+Films = Mapping[str, Sequence[tuple[np.ndarray, np.ndarray]]]
+
+
+@own_settings()
+def draw(out: Path, result: Mapping[str, Any], films: Films) -> None:
+    """A panel of errors by steps ahead for rewards, numbers and each stream of images, of all models; below, for each
+    stream, what was seen of some windows, what the first model predicts, and the difference.
+
+    Raises UserError where the file cannot be written.
+    """
+    models = [model["errors"] for model in result["models"]]
+    rows = [row for name in films for row in _rows(name, films[name])]
+    height = 0.95 * len(rows)
+    figure, axes = new_figure("", height=3.0 + height, width=max(3.7 * len(models[0]), 9.0 if rows else 0.0))
+    axes.remove()
+    parts = figure.subfigures(2, 1, height_ratios=[3.0, height]) if rows else [figure]
+    for axes, name in zip(parts[0].subplots(1, len(models[0]), squeeze=False)[0], models[0], strict=True):
+        heading = HEADINGS.get(name, f"{name}: error of a pixel, of its range")
+        _errors(axes, heading, "their mean" if name == "rewards" else "nothing changes", [m[name] for m in models])
+    if rows:
+        _strips(parts[1], rows)
+    save(figure, out)
+
+
+def _errors(axes: Any, heading: str, guess: str, models: Sequence[Mapping[str, Any]]) -> None:
+    lines = (("guess", GREY, guess), ("model", COLOURS[0], "the model, without looking"))
+    top = 0.0
+    for kind, colour, label in lines:
+        low, median, high = (np.mean([m[kind][k] for m in models], 0) for k in ("low", "median", "high"))
+        steps = np.arange(1, len(median) + 1)
+        if kind == "model":
+            axes.fill_between(steps, low, high, color=colour, alpha=0.14, linewidth=0)
+        style: dict[str, Any] = {"linestyle": (0, (5, 4)), "linewidth": 1.4} if kind == "guess" else {"linewidth": 2.2}
+        axes.plot(steps, median, color=colour, label=label, marker="o" if len(steps) == 1 else None, **style)
+        top = max(top, float(high.max()) if kind == "model" else 1.5 * float(median.max()))
+    axes.set_ylim(0.0, 1.2 * top or 1.0)  # room for the legend
+    axes.margins(x=0.01)
+    plain_axes(axes, "steps ahead: median, and 80% of windows", heading)
+    axes.legend(frameon=False, fontsize=8.5, loc="upper left")
+
+
+def _rows(name: str, windows: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[tuple[str, Sequence[np.ndarray | None]]]:
+    """(label, images of SHOWN steps; None: nothing is drawn)."""
+    rows: list[tuple[str, Sequence[np.ndarray | None]]] = []
+    for recorded, predicted in windows:
+        steps = [k for k in SHOWN if k < len(recorded)]
+        rows += [
+            (name, [recorded[k] for k in steps]),
+            ("predicted", [None if k == 0 else predicted[k - 1] for k in steps]),
+            ("difference", [None if k == 0 else np.abs(predicted[k - 1] - recorded[k]) for k in steps]),
+        ]
+    return rows
+
+
+def _strips(figure: Any, rows: Sequence[tuple[str, Sequence[np.ndarray | None]]]) -> None:
+    grid = figure.subplots(len(rows), len(rows[0][1]), squeeze=False)
+    for number, (line, (label, images)) in enumerate(zip(grid, rows, strict=True)):
+        for step, axes, image in zip(SHOWN, line, images, strict=False):
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
+            if image is not None:
+                axes.imshow(image[..., 0] if image.shape[-1] != 3 else image, cmap="gray", vmin=0.0, vmax=1.0)
+            if number == 0:
+                axes.set_title("last seen" if step == 0 else f"+{step}", fontsize=9, color=INK)
+        line[0].set_ylabel(label, rotation=0, ha="right", va="center", fontsize=9, color=INK)
