@@ -31,7 +31,7 @@ from offrl.algorithms.mrq.networks import (
     state_encoder,
 )
 from offrl.algorithms.mrq.settings import MRQConfig, fitted
-from offrl.data.samplers.states import IS_TERMINAL, VALID, StateSampler, StateWindows, going_on, in_time, steps_of
+from offrl.data.samplers.states import IS_TERMINAL, VALID, StateSampler, StateSource, going_on, in_time, steps_of
 from offrl.nn.encoders.streams import shifted_windows
 from offrl.nn.heads import huber
 from offrl.registry import register
@@ -45,7 +45,8 @@ class MRQ(Algorithm[MRQConfig]):
     """Encoders learn to predict rewards, terminals and latents by a linear model; critics and policy see their latents.
 
     `refresh` is the authors' order: before every `target_every`-th update all targets become copies, and the encoders
-    make `target_every` updates in a row, on batches of their own. It is never compiled; `update` is.
+    make `target_every` updates in a row, on batches of their own, online of all that was played. It is never compiled;
+    `update` is.
 
     Here, as in the paper but not in their code, a reward counts where no terminal came before it.
 
@@ -59,6 +60,7 @@ class MRQ(Algorithm[MRQConfig]):
         observations="streams",
         image_encoder="mrq",
         actions=("continuous",),
+        learns_model=True,
     )
     actor_class = LatentActor
     open_loop = open_loop
@@ -99,11 +101,11 @@ class MRQ(Algorithm[MRQConfig]):
     def every(self) -> int:
         return self.config.target_every
 
-    def refresh(self, state: TrainState, source: StateWindows, key: Tensor, *, step: int) -> Update:
+    def refresh(self, state: TrainState, source: StateSource, key: Tensor, *, step: int) -> Update:
         """Copies to all targets, the scale E|r| of the data's rewards, and `target_every` updates of the encoders."""
         for name in self.traits.targets:
             state = self.polyak(state, name, 1.0)
-        scale = move(source.of_steps("rewards").abs().mean().clamp(min=1e-8), state.step.device)
+        scale = move(source.mean_size("rewards").clamp(min=1e-8), state.step.device)
         state, metrics = state.with_extra(scale=scale, target_scale=state.extra["scale"]), {}
         for i in range(self.every):
             draw = rng.fold_in(key, i)

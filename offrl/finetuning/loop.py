@@ -123,7 +123,7 @@ class TransitionLoop(OnlineLoop):
     def _title(self) -> str:
         start, config = self.start, self.config
         came = "fresh parameters" if start.parent is None else f"step {start.parent['step']:,} of {start.parent['run']}"
-        batch = "real rows" if start.algorithm.traits.learns_model else "batches"
+        batch = "real rows" if hasattr(start.algorithm.config, "real_share") else "batches"
         mixing = {None: f"{batch} from the union of data and play", 0.0: "no data"}.get(
             config.mixing, f"{config.mixing} of {batch.replace('batches', 'each batch')} data"
         )
@@ -143,7 +143,7 @@ class TransitionLoop(OnlineLoop):
             for k, (a, b, c) in self.start.anneal.items()
         ]
         lines = [f"online: {', '.join(changed)}"] if changed else []
-        if self.start.algorithm.traits.learns_model:
+        if hasattr(algo, "real_share"):
             lines.append(
                 f"{algo.real_share:g} of each batch real rows, the others imagined by a model that learns from all "
                 f"real ones every {self.start.algorithm.every / (self.config.utd or 1.0):g} steps"

@@ -17,7 +17,7 @@ from torch.func import vmap
 from offrl import rng
 from offrl.data.memory import free_bytes
 from offrl.data.samplers.goals import GoalSampler
-from offrl.data.samplers.tables import Experience, Packed, split
+from offrl.data.samplers.tables import Experience, Packed, nested, split
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
 from offrl.finetuning import hindsight
@@ -93,12 +93,7 @@ class Ring:
         """The rows in slots [N, B] of each replica: [N, B, ...]."""
         index = (slots + self._first).reshape(-1)
         columns = self.packed.take(index) | {name: column[index] for name, column in self.apart.items()}
-        batch: Batch = {}
-        for name, (shape, _) in self.columns.items():
-            column, _, stream = name.partition("/")
-            target: Any = batch.setdefault(column, {}) if stream else batch  # type: ignore[arg-type]
-            target[stream or column] = columns[name].reshape(*slots.shape, *shape)
-        return batch
+        return nested({name: columns[name].reshape(*slots.shape, *shape) for name, (shape, _) in self.columns.items()})
 
 
 class MixedBatches:
@@ -148,7 +143,7 @@ class MixedBatches:
         """The rows of every replica as they are now, [N, ...]; the data's where batches hold some. Raises UserError for
         data on the disk."""
         ring, count = self.ring, self.ring.replicas
-        played = split(ring.packed.table, ring.packed.layout)
+        played = split(ring.packed.table, ring.packed.layout) | ring.apart
         data: Batch = {}
         if self.from_data:
             if not isinstance(self.source.table, Packed):

@@ -10,6 +10,7 @@ from typing import Any
 from offrl import registry
 from offrl.algorithm import Algorithm
 from offrl.data.dataset import Dataset
+from offrl.data.samplers.states import StateSampler
 from offrl.encoding import set_spec
 from offrl.errors import UserError, nearest, warn
 from offrl.families.goal_conditioned import GoalConditioned
@@ -91,8 +92,13 @@ def begin(
         if start.algorithm.traits.goal_conditioned:
             start.task = towards_goals(start.task)
             check_goals(start.config, start.algorithm.config.name)
-    few = start.algorithm.traits.learns_model and not start.dataset
-    if few and (start.config.warmup or 0) < start.algorithm.config.batch_size:
+    model = start.algorithm.traits.learns_model
+    if model and isinstance(start.algorithm.sampler(), StateSampler) and start.config.mixing != 0.0:
+        raise UserError(
+            f"mixing={null_or_number(start.config.mixing)}: the encoders of {start.algorithm.config.name} learn from "
+            "what is played alone: mixing=0"
+        )
+    if model and not start.dataset and (start.config.warmup or 0) < start.algorithm.config.batch_size:
         raise UserError(
             f"warmup={start.config.warmup}: {start.algorithm.config.name} learns a model of the environment before its "
             f"first update, which so few steps do not teach: warmup={start.algorithm.config.batch_size} or more"

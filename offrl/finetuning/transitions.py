@@ -45,8 +45,8 @@ def columns_for(spec: DataSpec, sampler: Any, name: str) -> dict[str, Column]:
     a column for each, such as observations/front. Raises UserError for what playing cannot give.
     """
     extra = getattr(sampler, "extra", ())
-    # windows that end with their episode, with one-step targets: what playing makes
-    strict = sampler == StateSampler(getattr(sampler, "length", 1))
+    # windows that end with their episode: what playing makes
+    strict = isinstance(sampler, StateSampler) and sampler.kind == "strict"
     goals = isinstance(sampler, GoalSampler)
     if goals and (spec.streams or spec.windowed or spec.encoder is not None or spec.goal_dim):
         kind = "parts of a state (achieved_goals)" if spec.goal_dim else "images or windows"

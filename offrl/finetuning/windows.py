@@ -40,7 +40,7 @@ def windows_of(sampler: Any, environments: int) -> RingWindows | RingStates | No
     if isinstance(sampler, GoalSampler):
         return None
     if isinstance(sampler, StateSampler):
-        return RingStates(sampler.length, environments)
+        return RingStates(sampler, environments)
     if isinstance(sampler, ChunkSampler) or getattr(sampler, "n_step", 1) > 1:
         return RingWindows(sampler, environments)
     return None
@@ -104,9 +104,8 @@ class RingStates:
     windows that begin at each state.
     """
 
-    def __init__(self, length: int, environments: int) -> None:
-        """length: states of a window."""
-        self.length = length
+    def __init__(self, sampler: StateSampler, environments: int) -> None:
+        self.length, self.past_end = sampler.length, sampler.past_end
         self.waiting: list[list[Row]] = [[] for _ in range(environments)]  # states, of which a window is not complete
         self.last: list[Row | None] = [None] * environments  # the row before, of the same episode
 
@@ -130,7 +129,10 @@ class RingStates:
         last = self.last[k]
         if over and last is not None:
             after = {name.removeprefix("next_"): x for name, x in last.items() if _head(name) == "next_observations"}
-            states.append(_state(after, last, last) | {IS_LAST: True, IS_TERMINAL: last["masks"] == 0.0})
+            terminal = last["masks"] == 0.0
+            states.append(_state(after, last, last) | {IS_LAST: True, IS_TERMINAL: terminal})
+            if self.past_end and terminal:  # windows that begin at its last rows, too
+                states += states[-1:] * (self.length - 2)
         count = max(0, len(states) - self.length + 1)
         windows = [
             {name: np.stack([state[name] for state in states[i : i + self.length]]) for name in states[i]}

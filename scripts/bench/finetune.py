@@ -1,5 +1,5 @@
 """Curves of fine-tuning on Pendulum-v1: IQL, TD3+BC, Cal-QL from medium-replay data, SAC from scratch with and without
-it, SB3's SAC; and, without data, MBPO and DSAC-T beside SAC.
+it, SB3's SAC; and, without data, MBPO, DSAC-T and MR.Q beside SAC.
 
     # the data, two minutes
     offrl collect env=Pendulum-v1 recipe=d4rl steps=10000 rows=20000 out=pendulum
@@ -62,11 +62,25 @@ CURVES: dict[str, tuple[str, dict[str, Any], dict[str, Any], bool]] = {
     "small_sac": ("sac_n", {"algo.critics": 2, **SMALL}, {"mixing": 0}, False),
     "small_dsac_t": ("dsac_t", {**SMALL}, {"mixing": 0}, False),
     "small_dsac_t_rate": ("dsac_t", {**SMALL, "algo.learning_rate": 3e-4}, {"mixing": 0}, False),
+    "small_mrq": (
+        "mrq",
+        {**SMALL, "algo.latent": 64, "algo.action_latent": 32},
+        {"mixing": 0, "warmup": 256},
+        False,
+    ),
     "small_sac_utd4": ("sac_n", {"algo.critics": 2, **SMALL}, {"mixing": 0, "utd": 4}, False),
     "mbpo": ("mbpo", {**SMALL, **MODEL}, {"utd": 4, "warmup": 256}, False),
     "mbpo_optimistic": ("mbpo", {**SMALL, **MODEL, "algo.candidates": 5}, {"utd": 4, "warmup": 256}, False),
 }
-WITHOUT_DATA = ("small_sac", "small_dsac_t", "small_dsac_t_rate", "small_sac_utd4", "mbpo", "mbpo_optimistic")
+WITHOUT_DATA = (
+    "small_sac",
+    "small_dsac_t",
+    "small_dsac_t_rate",
+    "small_mrq",
+    "small_sac_utd4",
+    "mbpo",
+    "mbpo_optimistic",
+)
 WARMUP = 100  # steps with random actions from scratch: SB3's learning_starts
 
 
@@ -188,6 +202,7 @@ def table(out: Path) -> None:
         "small_sac": "SAC, 2 x 64",
         "small_dsac_t": "DSAC-T, 2 x 64",
         "small_dsac_t_rate": "DSAC-T, 2 x 64, SAC's learning rate",
+        "small_mrq": "MR.Q, 2 x 64",
         "small_sac_utd4": "SAC, 2 x 64, 4 updates a step",
         "mbpo": "MBPO",
         "mbpo_optimistic": "MBPO, optimistic exploration",

@@ -17,6 +17,7 @@ from offrl.algorithms.mrq.networks import HEAD
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.states import StateSampler, going_on, in_time
+from offrl.data.samplers.tables import Experience
 
 OBS, A, LATENT, B, H = 3, 2, 6, 8, 4
 SPEC = DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)
@@ -80,6 +81,17 @@ def test_windows_run_past_terminals_and_not_past_time_outs() -> None:
     row = int(torch.nonzero(batch["observations"][:, 0, 0] == 100)[0])
     assert batch["observations"][row, :, 0].tolist() == [100, 101, 102, 103]
     assert going_on(in_time(batch))[:, row].tolist() == [1, 1, 1, 1]
+
+
+def test_windows_that_were_played_count_as_far_as_the_buffer_is_filled() -> None:
+    """Of three windows two are there, whose first steps earned 1 and -3."""
+    rewards = torch.tensor([[1.0, 9.0], [-3.0, 9.0], [100.0, 9.0]])
+    source = Experience({}, {"rewards": rewards, "observations/camera": rewards[..., None]}, torch.tensor(2))
+    assert float(source.mean_size("rewards")) == 2.0
+    batch: Any = StateSampler(2, past_end=True)(source, rng.make_key(0), 1000)
+    begins, counts = batch["rewards"][:, 0].unique(return_counts=True)
+    assert begins.tolist() == [-3.0, 1.0] and abs(int(counts[0]) - 500) < 80
+    assert torch.equal(batch["observations"]["camera"][..., 0], batch["rewards"])
 
 
 def test_bins_of_rewards() -> None:

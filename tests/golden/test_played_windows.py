@@ -95,8 +95,12 @@ def play() -> tuple[list[Turn], dict[int, Dataset]]:
         TransitionSampler(("costs",)),
         TransitionSampler(("costs",), n_step=3),
         StateSampler(3),
+        StateSampler(4, past_end=True),
     ],
-    ids=["chunks", "chunks of one", "n-step", "n-step with next actions", "costs", "n-step with costs", "states"],
+    ids=[
+        *("chunks", "chunks of one", "n-step", "n-step with next actions", "costs", "n-step with costs", "states"),
+        "states past terminals",
+    ],
 )
 def test_played_windows_are_those_of_the_data(sampler: Any) -> None:
     turns, data = play()

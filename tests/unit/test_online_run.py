@@ -369,6 +369,35 @@ def test_what_mbpo_cannot_learn_from(settings: dict[str, Any], words: str, tmp_p
     refused(words, lambda: tune(None, tmp_path, algo="mbpo", mixing=0, seeds=1, **{"warmup": 8, **MODEL, **settings}))
 
 
+LATENT: dict[str, Any] = {"algo.latent": 4, "algo.action_latent": 4, "algo.target_every": 5, "algo.horizon": 2}
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("heeds_signals")
+@pytest.mark.parametrize("parent", [False, True])
+def test_encoders_learn_from_what_is_played(parent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From fresh parameters or a run; and a stop leaves no trace."""
+    run = trained(tmp_path, "mrq", **LATENT) if parent else None
+    settings: dict[str, Any] = {"steps": 32, "warmup": 16, "mixing": 0, "eval.every": 32}
+    settings |= {} if parent else {"algo": "mrq", "seeds": 2, "algo.hidden": [4], "algo.batch_size": 8, **LATENT}
+    monkeypatch.setattr(Walk, "steps", 0)
+    whole = tune(run, tmp_path, "whole", **settings)
+    assert "model/dynamics" in (whole.dir / "metrics.jsonl").read_text()
+    monkeypatch.setattr(Walk, "at", Walk.steps * 3 // 5)
+    monkeypatch.setattr(Walk, "steps", 0)
+    monkeypatch.setattr(Walk, "then", staticmethod(interrupt))
+    with pytest.raises(offrl.Interrupted):
+        tune(run, tmp_path, "stopped", **settings)
+    monkeypatch.setattr(Walk, "at", -1)
+    assert_same(tune(run, tmp_path, "stopped", **settings), whole)
+
+
+def test_encoders_learn_from_nothing_but_play(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"algo": "mrq", "seeds": 1, "warmup": 256, "steps": 300}
+    refused("mixing=0.5: the encoders of mrq learn from what is played alone: mixing=0", lambda: tune(
+        None, tmp_path, mixing=0.5, **settings))  # fmt: skip
+
+
 def test_pex_is_not_trained_on_data_alone(tmp_path: Path) -> None:
     how = "offrl finetune RUN mode=expansion"
     with pytest.raises(UserError, match=how):

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from offrl import rng
 from offrl.data.dataset import Dataset
-from offrl.data.samplers.tables import Table, table_of
+from offrl.data.samplers.tables import Experience, Table, nested, table_of
 from offrl.data.samplers.transitions import VALID, Batch, Episodes, draw_rows, weighted_stretches
 from offrl.errors import UserError
 
@@ -34,9 +35,12 @@ class StateWindows:
         """How many windows there are."""
         return len(self.begins)
 
-    def of_steps(self, column: str) -> Tensor:
-        """A column of all steps [R, ...]."""
-        return self.table.column(column, (~self.final).nonzero().squeeze(-1))
+    def mean_size(self, column: str) -> Tensor:
+        """The mean absolute value of a column over all steps, []."""
+        return self.table.column(column, (~self.final).nonzero().squeeze(-1)).abs().mean()
+
+
+StateSource = StateWindows | Experience
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,8 @@ class StateSampler:
     goes on into the next episode, as in Dreamer (arXiv 2301.04104), and its first state counts as an episode's first.
     past_end: strict windows may also begin at every row of an episode that ends in a terminal; its last state is
     repeated to their ends (MR.Q, arXiv 2501.16142).
-    Where `Dataset.weights` says so, windows are drawn in proportion to the weight of the row that they begin at.
+    Where `Dataset.weights` says so, windows are drawn in proportion to the weight of the row that they begin at; of an
+    `Experience` all that were played alike.
     """
 
     length: int
@@ -106,7 +111,10 @@ class StateSampler:
         ends = (counts.cumsum(0) - 1)[episode[begins]] if self.past_end else None
         return StateWindows(begins, table, final, weighted, ends)
 
-    def __call__(self, source: StateWindows, key: Tensor, batch_size: int) -> Batch:
+    def __call__(self, source: StateSource, key: Tensor, batch_size: int) -> Batch:
+        if isinstance(source, Experience):
+            rows = rng.randint(key, (batch_size,), source.filled)
+            return nested({name: column[rows] for name, column in source.played.items()})
         windows = draw_rows(key, batch_size, len(source.begins), source.weighted).unsqueeze(-1)
         at = source.begins[windows] + torch.arange(self.length, device=windows.device)
         if source.ends is not None:

@@ -103,13 +103,29 @@ Table = Packed | Unpacked | Streamed
 
 
 class Experience(NamedTuple):
-    """All transitions that there are to learn from while policies play: the data's, and of those that were played the
-    first `filled`.
+    """All transitions, or windows of states, that there are to learn from while policies play: the data's, and of those
+    that were played the first `filled`. Streams are columns by themselves, "observations/NAME".
     """
 
     data: Batch  # columns [D, ...]; {}: none
     played: Batch  # columns [C, ...]
     filled: Tensor  # [] int64
+
+    def mean_size(self, column: str) -> Tensor:
+        """The mean absolute value of a column over the first steps of all windows that were played, []."""
+        sizes = self.played[column][:, 0].abs()
+        known = torch.arange(len(sizes), device=sizes.device) < self.filled
+        return torch.where(known, sizes, 0.0).sum() / self.filled
+
+
+def nested(columns: Batch) -> Batch:
+    """Columns of a batch with those of streams, "observations/NAME", in dictionaries."""
+    batch: Batch = {}
+    for name, values in columns.items():
+        column, _, stream = name.partition("/")
+        target: Any = batch.setdefault(column, {}) if stream else batch  # type: ignore[arg-type]
+        target[stream or column] = values
+    return batch
 
 
 def split(table: Tensor, layout: Layout) -> Batch:
