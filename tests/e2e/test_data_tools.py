@@ -17,9 +17,7 @@ from .conftest import Offrl
 def test_convert_subset_merge_and_train_on_it(offrl: Offrl) -> None:
     done = offrl("data convert builtin mine/hop-v0")
     assert (done.status, done.err) == (0, "")
-    assert (
-        done.out.startswith("wrote ") and "(minari): 60,396 rows, 948 episodes" in done.out and "verified" in done.out
-    )
+    assert "wrote " in done.out and "(minari): 60,396 rows, 948 episodes" in done.out and "verified" in done.out
     assert load_dataset("mine/hop-v0").fingerprint == load_dataset("builtin").fingerprint
     assert offrl("data subset mine/hop-v0 best.hdf5 top=0.1 quiet=true") == (0, "", "")
     assert offrl("data subset builtin worst.hdf5 episodes=[3,4,5] max_return=1e9").status == 0
