@@ -72,6 +72,12 @@ class FinetuneConfig:
         "plays (not while it is scored), or None; such rows count as the data's where mixing is a share",
         shown="FILE:FUNCTION",
     )
+    success: str | None = setting(
+        None,
+        "a file of `offrl data label kind=success`: the rewards of what is played are 1 where it sees success, which "
+        "ends the episode, else 0; scores are the environment's",
+        shown="FILE",
+    )
     seed: int = setting(0, "decides the start states of the episodes, together with the replica's seed", low=0)
     max_steps: int | None = setting(
         None, "cut episodes, played and scored, after so many steps; null: the environment's own limit", low=1

@@ -57,6 +57,7 @@ def finetune(start: Start, run_dir: Path) -> None:
         play = stack.enter_context(
             Play(start.task, start.spec, seeds, config.envs or 1, config.seed, config.eval.max_steps, margin, person)
         )
+        play.success = start.success
         if start.algorithm.traits.goal_conditioned and config.mode != "residual":
             play.goal_dim = start.spec.observation_dim
         if config.starts == "data" and start.data is not None:
@@ -152,6 +153,11 @@ class TransitionLoop(OnlineLoop):
             lines.append(
                 f"learning from rewards as the data's were transformed: {spec.reward_scale:g} x reward + "
                 f"{spec.reward_shift:g}"
+            )
+        if config.success is not None:
+            lines.append(
+                f"rewards of what is played: 1 where {config.success} sees success, which ends the episode; scores are "
+                "the environment's"
             )
         if config.interventions is not None:
             source = "with the data's" if config.mixing else "as the others that were played"

@@ -52,8 +52,11 @@ def identity(start: Start) -> dict[str, Any]:
     }
     if start.config.mode == "transitions":  # older runs do not say it
         del values["finetune"]["mode"]
-    if start.config.interventions is None:
-        del values["finetune"]["interventions"]
+    for name in ("interventions", "success"):
+        if values["finetune"][name] is None:
+            del values["finetune"][name]
+    if start.success is not None:
+        values["success"] = start.success.classifier.digest()  # whatever its file holds by now
     if start.config.starts == "task":
         for name in ("starts", *STARTS):
             del values["finetune"][name]

@@ -16,6 +16,7 @@ from offrl.errors import UserError, nearest, warn
 from offrl.families.goal_conditioned import GoalConditioned
 from offrl.finetuning import expansion
 from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, check_goals, choose
+from offrl.finetuning.play.success import SuccessRewards
 from offrl.finetuning.residual.setup import begin as begin_residual
 from offrl.finetuning.start import (
     KIND,
@@ -103,6 +104,8 @@ def begin(
             f"warmup={start.config.warmup}: {start.algorithm.config.name} learns a model of the environment before its "
             f"first update, which so few steps do not teach: warmup={start.algorithm.config.batch_size} or more"
         )
+    if start.config.success is not None:
+        start.success = SuccessRewards(start.config.success, start.spec)
     # a policy's file says where it learnt
     start.spec = dataclasses.replace(start.spec, task=dataclasses.replace(start.task, env_factory=None))
     set_spec(start.algorithm, start.spec)

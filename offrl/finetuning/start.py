@@ -19,6 +19,7 @@ from offrl.data.fit import check_normalisation
 from offrl.data.transforms.apply import apply_transforms
 from offrl.errors import UserError
 from offrl.finetuning.config import FinetuneConfig, choose
+from offrl.finetuning.play.success import SuccessRewards
 from offrl.runs import record as runs
 from offrl.settings.compose import fill, flatten
 from offrl.settings.dataset import DatasetConfig
@@ -58,12 +59,21 @@ class Start:
     user_settings: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     run_dir: Path | None = None  # of a run that goes on
+    success: SuccessRewards | None = None  # which judges what is played
 
 
 def check_rewards(settings: DatasetConfig, config: FinetuneConfig) -> None:
-    """Raise UserError where batches would mix labelled rewards or costs with the environment's."""
+    """Raise UserError where batches would mix labelled rewards or costs with the environment's, or other rewards with
+    those of a classifier of success.
+    """
+    if config.success is not None and config.mixing != 0.0 and settings.reward_labels != config.success:
+        raise UserError(
+            f"success={config.success} gives the rewards of what is played, and the data's are others: read them with "
+            f"dataset.reward_labels={config.success}, or learn from play alone, mixing=0"
+        )
     for quantity in ("reward", "cost"):
-        if getattr(settings, f"{quantity}_labels", None) and config.mixing != 0.0:
+        same = quantity == "reward" and config.success is not None
+        if getattr(settings, f"{quantity}_labels", None) and config.mixing != 0.0 and not same:
             raise UserError(
                 f"the data's {quantity}s are labels (dataset.{quantity}_labels), and the environment gives its own: "
                 f"batches would mix two kinds of {quantity}s; mixing=0 learns from the environment's alone"
@@ -209,7 +219,7 @@ def resume(
     merged = {**flatten(run_settings), **{k: v for k, v in user_settings.items() if k not in other}}
     merged.pop("eval.env", None)
     config = choose(fill(FinetuneConfig(), merged, "finetune"), {}, fresh=False)
-    initial = {"starts": "task", "interventions": None, **identity["finetune"]}
+    initial = {"starts": "task", "interventions": None, "success": None, **identity["finetune"]}
     for name, value in user_settings.items():
         if name in initial and initial[name] != getattr(config, name):
             raise UserError(

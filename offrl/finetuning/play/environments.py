@@ -22,6 +22,7 @@ from offrl.evaluation.steppers import StepFailed, Steps, step_all
 from offrl.finetuning.play.actions import ActionScale
 from offrl.finetuning.play.interventions import Interventions
 from offrl.finetuning.play.snapshots import TASK, Snapshots
+from offrl.finetuning.play.success import SuccessRewards
 from offrl.finetuning.play.turns import Ended, Seat, Turn, blank, episode_goal, start_seed
 from offrl.tasks.environments import action_kind, episode_limit, flattener, make_env, to_space
 from offrl.tasks.episodes import ENDLESS, mujoco_warnings
@@ -53,6 +54,7 @@ class Play:
         self.t = 0  # environment steps of each replica
         self.envs = envs
         self.snapshots: Snapshots | None = None  # in which episodes begin
+        self.success: SuccessRewards | None = None  # whose rewards stand in place of the environment's
         self.interventions = interventions
         self.name = task.env_id or task.name
         self._stack = contextlib.ExitStack()
@@ -108,7 +110,7 @@ class Play:
 
         Raises UserError where an environment fails, or gives what is not finite; nothing of the step counts then.
         """
-        indices = list(range(len(self.seats)))
+        indices = range(len(self.seats))
         stored = self.scale.stored(actions)
         intervened = self._intervene(stored)
         rows, steps = self._advance(indices, stored)
@@ -265,7 +267,10 @@ class Play:
             raise UserError(
                 f"{self.name} failed {seat.where(len(seat.actions))}: {type(error).__name__}: {error}"
             ) from error
-        return np.stack(steps.observations), steps
+        rows = np.stack(steps.observations)
+        if self.success:
+            self.success.judge(rows, steps)
+        return rows, steps
 
     def _read(self, observation: Any, info: Any) -> np.ndarray:
         row = np.zeros(self.shape, self.kind)
