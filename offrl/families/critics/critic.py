@@ -38,11 +38,18 @@ class Critic(Part):
         if config.target_critics > config.critics:
             raise UserError(f"algo.target_critics={config.target_critics} is more than algo.critics={config.critics}")
         self.head = make_value_head(config)
-        self.network = EnsembleMLP(
-            size or config.critics,
-            spec.observation_dim + (0 if spec.discrete else spec.action_dim),
+        inputs = spec.observation_dim + (0 if spec.discrete else spec.action_dim)
+        outputs = self.head.out_dim * (spec.num_actions if spec.discrete else 1)
+        self.network = self.make_network(size or config.critics, inputs, outputs, norm_first)
+
+    def make_network(self, size: int, inputs: int, outputs: int, norm_first: bool) -> nn.Module:
+        """The network of `size` critics, [B, inputs] -> [size, B, outputs]."""
+        config = self.config
+        return EnsembleMLP(
+            size,
+            inputs,
             config.critic_hidden or config.hidden,
-            self.head.out_dim * (spec.num_actions if spec.discrete else 1),
+            outputs,
             activation=config.activation,
             layer_norm=config.layer_norm,
             layer_norm_epsilon=config.layer_norm_epsilon,
