@@ -131,6 +131,8 @@ CASES: dict[str, str] = {  # what each trains on; further settings. `NAME/varian
     "awac": "builtin",
     "sac_n": "builtin",
     "dsac_t": "builtin",
+    "simbav2": "builtin algo.critic_hidden=[16,16]",
+    "simba_bc": "builtin algo.critic_hidden=[16,16]",
     "edac": "builtin",
     "cql": "builtin",
     "cql/discrete": "discrete.hdf5",

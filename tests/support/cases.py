@@ -44,6 +44,7 @@ BATCH = 32
 IMITATION = ("act", "bc", "chunk_bc", "diffusion_bc", "dpt", "flow_bc", "recoil")
 # of DT, which stands for them where discrete actions are concerned
 DESCENDANTS = ("edt", "lamo", "meta_dt", "modt", "qdt", "vadt")
+OWN_LAYERS = ("simbav2",)  # which refuse LayerNorm
 # whose first update leaves a parameter as it is: LoRA's A learns once its B is no longer 0, layers once the heads are
 WAITING = ("lamo", "rssm", "tdmpc2")
 LEARNER = {"actor_learning_rate": 3e-3, "polyak": 0.05, "horizon": 1, "critics": 2, "entropy_in_target": False}
@@ -158,6 +159,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
         "polyak": 0.05,
     },
     "sac_n": {"polyak": 0.05, "critics": 3},
+    "simbav2": {"polyak": 0.05, "learning_rate": 3e-3},
     "sequence_rl": {
         "polyak": 0.05,
         "length": 2,
@@ -250,6 +252,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "breeze": [{"data_share": 0.3}, {"attention": False, "samples": 1}],
     "rebrac": [{"cost_limit": 2.0, "n_step": 2}],
     "sac_n": [{"cost_limit": 2.0, "cost_after_end": "hold"}],
+    "simbav2": [{"bc_weight": 0.1, "critics": 1, "n_step": 2}],
     "td3_bc": [{"cost_limit": 2.0, "cost_states": "first"}],
     "xql": [{"cost_limit": 2.0, "cost_states": "first"}],
     "sequence_rl": [
@@ -380,6 +383,8 @@ class Case:
             small |= {"plan_elites": 16, "plan_action": "mean"}
         if self.name == "rssm":  # small divergences train as well
             small |= {"length": 4, "groups": 4, "classes": 4, "free_bits": 0.0}
+        if self.name == "simbav2":
+            small["critic_hidden"] = [32, 32]  # blocks of another width than the policy's
         if self.name == "lamo":
             small["embedding"] = "linear"  # of this name others have a width
         config = kind.Config(**{**{k: v for k, v in small.items() if k in known}, **dict(self.settings), **settings})

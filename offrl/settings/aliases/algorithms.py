@@ -51,6 +51,7 @@ OTHER_NAMES = {
     "rvsg": "rvs",
     "sacn": "sac_n",
     "sac_n": "sac_n",
+    "simbav2bc": "simba_bc",
 }
 # what people ask for that is not here, and what is nearest in kind
 NOT_HERE = {
@@ -71,6 +72,7 @@ NOT_HERE = {
     "ddpg": "td3_bc",
     "dqn": "iql, bc or cql, some of which take discrete actions: offrl list",
     "doubledqn": "iql, bc or cql, some of which take discrete actions: offrl list",
+    "simba": "simbav2, its successor",
     "ppo": "offrl finetune, which goes on in an environment; PPO's policies can be recorded: offrl collect "
     "policy=mine.py:act",
     "a2c": "offrl finetune, which goes on in an environment",
