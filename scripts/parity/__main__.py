@@ -38,6 +38,7 @@ MODULES = (
     "expansion",
     "jax_actor_critics",
     "warm_start",
+    "sphere",
     "ogbench",
     "flows",
     "idql",
