@@ -19,7 +19,7 @@ from offrl.data.dataset import Dataset
 from offrl.data.samplers.states import ARRIVAL_REWARDS, VALID, StateSampler, in_time
 from offrl.world_models.quality import bands
 
-CONTEXT, HORIZON = 5, 45  # states that are seen, and that are predicted, as in DreamerV3 (arXiv 2301.04104, figure 4)
+CONTEXT, HORIZON = 5, 45  # states that are seen, and that are predicted, as DreamerV3 (arXiv 2301.04104) shows them
 WINDOWS = 64
 
 

@@ -22,7 +22,7 @@ from offrl.evaluation.sweeps import Sweep
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.replicas import Replica
 from offrl.statistics.intervals import mean_interval
-from offrl.system.files import write_text
+from offrl.system.files import finite, write_text
 from offrl.tasks.perturbed import Perturbation
 from offrl.tasks.task import Task
 
@@ -152,7 +152,7 @@ class RobustScores(Sweep):
 
     def write_record(self, path: Path) -> None:
         """Write `record` as JSON, without the numbers that are not finite. Raises UserError."""
-        write_text(path, json.dumps(_finite(self.record()), indent=1, allow_nan=False) + "\n")
+        write_text(path, json.dumps(finite(self.record()), indent=1, allow_nan=False) + "\n")
 
 
 def worst_points(means: np.ndarray) -> list[int]:
@@ -163,15 +163,6 @@ def worst_points(means: np.ndarray) -> list[int]:
 def seed_interval(values: np.ndarray) -> Interval:
     """Of values [S, E] the mean over S seeds, or over the episodes of a single one, with its interval."""
     return mean_interval(values.mean(1) if len(values) > 1 else values[0])
-
-
-def _finite(value: Any) -> Any:
-    """A tree of plain values with None in place of numbers that are not finite."""
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def score_robustly(

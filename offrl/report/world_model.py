@@ -144,16 +144,7 @@ def write(out: Path, result: Mapping[str, Any]) -> None:
     """model.png, then model.json. Raises UserError where the disk refuses."""
     if result["models"]:
         draw(result, out / PICTURE)
-    checkpoint.write_text(out / NUMBERS, json.dumps(_plain(result), indent=1, allow_nan=False) + "\n")
-
-
-def _plain(value: Any) -> Any:
-    """The value with null for every number that is not finite: JSON has no NaN."""
-    if isinstance(value, Mapping):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    checkpoint.write_text(out / NUMBERS, json.dumps(checkpoint.finite(result), indent=1, allow_nan=False) + "\n")
 
 
 # ---- `offrl model`

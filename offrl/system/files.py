@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -189,6 +190,15 @@ def _newest_first(run_dir: Path) -> Iterator[Path]:
         paths.remove(pointed)
         paths.insert(0, pointed)
     yield from paths
+
+
+def finite(value: Any) -> Any:
+    """A tree of plain values with None for every number that is not finite: JSON has no NaN."""
+    if isinstance(value, Mapping):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_text(path: Path, text: str, survivor: str = "") -> None:

@@ -300,6 +300,19 @@ def test_what_cannot_be_expanded(run: Any, settings: dict[str, Any], message: st
         tune(offline, tmp_path, mode="expansion", warmup=0, **settings)
 
 
+def assert_a_stop_leaves_no_trace(
+    whole: Run, parent: Run | None, folder: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupt the same run after three fifths of the steps that `Walk` counted of `whole`, and let it go on."""
+    monkeypatch.setattr(Walk, "at", Walk.steps * 3 // 5)
+    monkeypatch.setattr(Walk, "steps", 0)
+    monkeypatch.setattr(Walk, "then", staticmethod(interrupt))
+    with pytest.raises(offrl.Interrupted):
+        tune(parent, folder, "stopped", **settings)
+    monkeypatch.setattr(Walk, "at", -1)
+    assert_same(tune(parent, folder, "stopped", **settings), whole)
+
+
 MODEL: dict[str, Any] = {
     "algo.hidden": [4],
     "algo.batch_size": 8,
@@ -346,13 +359,7 @@ def test_a_model_learns_from_what_is_played(
     text = capsys.readouterr().out
     assert "imagined by a model that learns from all real ones every 2.5 steps" in text
     assert ("real rows from the union of data and play" if parent else "no data, 2 updates a step") in text
-    monkeypatch.setattr(Walk, "at", Walk.steps * 3 // 5)
-    monkeypatch.setattr(Walk, "steps", 0)
-    monkeypatch.setattr(Walk, "then", staticmethod(interrupt))
-    with pytest.raises(offrl.Interrupted):
-        tune(run, tmp_path, "stopped", **settings)
-    monkeypatch.setattr(Walk, "at", -1)
-    assert_same(tune(run, tmp_path, "stopped", **settings), whole)
+    assert_a_stop_leaves_no_trace(whole, run, tmp_path, settings, monkeypatch)
     act = whole.policy(1).act(np.zeros(2, np.float32))
     assert np.isfinite(act).all()
 
@@ -383,13 +390,7 @@ def test_encoders_learn_from_what_is_played(parent: bool, tmp_path: Path, monkey
     monkeypatch.setattr(Walk, "steps", 0)
     whole = tune(run, tmp_path, "whole", **settings)
     assert "model/dynamics" in (whole.dir / "metrics.jsonl").read_text()
-    monkeypatch.setattr(Walk, "at", Walk.steps * 3 // 5)
-    monkeypatch.setattr(Walk, "steps", 0)
-    monkeypatch.setattr(Walk, "then", staticmethod(interrupt))
-    with pytest.raises(offrl.Interrupted):
-        tune(run, tmp_path, "stopped", **settings)
-    monkeypatch.setattr(Walk, "at", -1)
-    assert_same(tune(run, tmp_path, "stopped", **settings), whole)
+    assert_a_stop_leaves_no_trace(whole, run, tmp_path, settings, monkeypatch)
 
 
 def test_encoders_learn_from_nothing_but_play(tmp_path: Path) -> None:

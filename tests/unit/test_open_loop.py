@@ -115,6 +115,16 @@ def test_windows_hold_states_that_are_known() -> None:
     assert windows_of(episodes(steps=CONTEXT)) is None
 
 
+def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
+    dataset = episodes()
+    algorithm, state = small("rssm", dataset)
+    for key, value in state.params["decoder"].items():
+        state.params["decoder"][key] = torch.full_like(value, 1e6)
+    OpenLoopReport.make(FinishedRun(tmp_path, algorithm, dataset, [Replica(0)], stack([state]), "auto", True))
+    (model,) = json.loads((tmp_path / "open_loop.json").read_text(), parse_constant=pytest.fail)["models"]
+    assert model["errors"]["numbers"]["model"]["median"] == [None] * (STEPS - CONTEXT)
+
+
 @pytest.mark.parametrize("images", [False, True])
 def test_the_files_of_a_run(images: bool, tmp_path: Path, pictures: dict[str, Any]) -> None:
     dataset = episodes(images)
@@ -132,5 +142,5 @@ def test_the_files_of_a_run(images: bool, tmp_path: Path, pictures: dict[str, An
 def test_short_episodes_have_no_windows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dataset = episodes(steps=CONTEXT)
     algorithm, state = small("mrq", dataset)
-    OpenLoopReport.make(FinishedRun(tmp_path, algorithm, dataset, [Replica(0)], stack([state]), "auto", True))
+    OpenLoopReport.make(FinishedRun(tmp_path, algorithm, dataset, [Replica(0)], stack([state]), "auto", False))
     assert not list(tmp_path.iterdir()) and "half of the episodes have 5 states or fewer" in capsys.readouterr().out

@@ -16,7 +16,7 @@ from offrl.errors import say
 from offrl.figures.open_loop import PICTURE, Films, draw
 from offrl.registry import register
 from offrl.runs.tables import print_table
-from offrl.system.files import write_text
+from offrl.system.files import finite, write_text
 from offrl.training.run.artifacts import FinishedRun
 from offrl.world_models.open_loop import CONTEXT, Expected, OpenLoopModel, errors, windows_of
 
@@ -40,7 +40,8 @@ class OpenLoopReport:
     def make(run: FinishedRun) -> None:
         batch = windows_of(run.dataset.to("cpu"))
         if batch is None:
-            say(f"no {PICTURE}: half of the episodes have {CONTEXT} states or fewer")
+            if not run.quiet:
+                say(f"no {PICTURE}: half of the episodes have {CONTEXT} states or fewer")
             return
         models: list[dict[str, Any]] = []
         films: Films = {}
@@ -54,7 +55,7 @@ class OpenLoopReport:
         states, windows = batch["actions"].shape[:2]
         result = {"dataset": run.dataset.spec.name, "context": CONTEXT, "states": states, "windows": windows}
         result["models"] = models
-        write_text(run.dir / NUMBERS, json.dumps(result, indent=1) + "\n")
+        write_text(run.dir / NUMBERS, json.dumps(finite(result), indent=1, allow_nan=False) + "\n")
         draw(run.dir / PICTURE, result, films)
         if not run.quiet:
             show(models, windows)
