@@ -2,7 +2,7 @@
 al., 2024, arXiv 2407.16677), in small.
 
 `offrl finetune RUN mode=residual env=ID` trains it on top of the policies of a run, from what it plays
-(`offrl.finetuning.residual`)."""
+(`offrl.finetuning.on_policy`)."""
 
 from __future__ import annotations
 

@@ -18,12 +18,12 @@ from offrl.errors import UserError
 from offrl.evaluation.evaluator import Evaluator
 from offrl.finetuning import record as place
 from offrl.finetuning.learner import Learner
+from offrl.finetuning.on_policy.loop import OnPolicyLoop
 from offrl.finetuning.play.environments import Play
 from offrl.finetuning.play.interventions import Interventions
 from offrl.finetuning.play.snapshots import load as load_snapshots
 from offrl.finetuning.play.turns import Turn
 from offrl.finetuning.replay_buffer import INTERVENTIONS, MixedBatches, Replay, Ring
-from offrl.finetuning.residual.loop import ResidualLoop
 from offrl.finetuning.session import OnlineLoop
 from offrl.finetuning.start import Start
 from offrl.finetuning.transitions import Rows, columns_for, normal, returns_of
@@ -58,13 +58,13 @@ def finetune(start: Start, run_dir: Path) -> None:
             Play(start.task, start.spec, seeds, config.envs or 1, config.seed, config.eval.max_steps, margin, person)
         )
         play.success = start.success
-        if start.algorithm.traits.goal_conditioned and config.mode != "residual":
+        if start.algorithm.traits.goal_conditioned:
             play.goal_dim = start.spec.observation_dim
         if config.starts == "data" and start.data is not None:
             play.begin_in(load_snapshots(config, start.data, start.spec.source))
         start.spec = settled(start.spec, play.seats[0].env)
         set_spec(start.algorithm, start.spec)
-        kind = ResidualLoop if config.mode == "residual" else TransitionLoop
+        kind = OnPolicyLoop if start.algorithm.traits.on_policy else TransitionLoop
         stack.enter_context(exclusive(run_dir))
         mode = choose_mode(config.compile, device, kind.lengths(start)[1], start.algorithm)
         if not start.algorithm.traits.vectorized:

@@ -16,8 +16,8 @@ from offrl.errors import UserError, nearest, warn
 from offrl.families.goal_conditioned import GoalConditioned
 from offrl.finetuning import expansion
 from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, check_goals, choose
+from offrl.finetuning.on_policy.residual import begin as begin_residual
 from offrl.finetuning.play.success import SuccessRewards
-from offrl.finetuning.residual.setup import begin as begin_residual
 from offrl.finetuning.start import (
     KIND,
     Factory,

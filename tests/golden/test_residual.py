@@ -16,7 +16,7 @@ from offrl.algorithms.bc import BCConfig
 from offrl.data.dataset import DataSpec
 from offrl.families.on_policy import ppo
 from offrl.families.on_policy.residual import Residual, ResidualConfig
-from offrl.finetuning.residual.rollout import RolloutStep, batch_of
+from offrl.finetuning.on_policy.rollout import RolloutStep, batch_of
 
 ONES = torch.ones(3)
 
@@ -86,7 +86,8 @@ def test_density_and_action_by_hand() -> None:
     close(algorithm.combine(torch.tensor([0.98, -1.0]), u), 1.0, -0.99)
     close(
         residual(observation_clip=3.0).features(
-            {"mean": 1.0, "std": 2.0}, torch.tensor([9.0, 0.0]), torch.tensor([0.5])
+            {"mean": 1.0, "std": 2.0},
+            {"observations": torch.tensor([9.0, 0.0]), "base_actions": torch.tensor([0.5])},
         ),
         3.0,
         -0.5,
@@ -222,11 +223,11 @@ class Known:
     """V is the observation's first number."""
 
     def __init__(self, **settings: Any) -> None:
-        self.residual = residual(**settings)
+        self.algorithm = residual(**settings)
 
     @staticmethod
-    def values(observations: torch.Tensor, base_actions: torch.Tensor) -> torch.Tensor:
-        return observations[..., 0]
+    def values(sights: dict[str, torch.Tensor]) -> torch.Tensor:
+        return sights["observations"][..., 0]
 
 
 def played(over: int, terminated: bool) -> list[RolloutStep]:
@@ -236,21 +237,15 @@ def played(over: int, terminated: bool) -> list[RolloutStep]:
     rows = []
     for t, value in enumerate((0.5, 0.25, 0.1)):
         flag, zero = torch.tensor([[t == over]]), torch.zeros(1, 1)
-        row = RolloutStep(
-            torch.tensor([[[value, 9.0]]]),
-            zero[..., None],
-            zero[..., None],
-            zero,
-            zero + float(t == 1),
-            flag & terminated,
-            flag,
-            zero + 1,
-        )
+        sights, draws = _sights(value), {"u": zero[..., None], "log_prob": zero}
+        row = RolloutStep(sights, draws, zero + float(t == 1), flag & terminated, flag, zero + 1)
         after = 0.8 if t == 2 else 0.3 if t == over else None
-        rows.append(
-            row if after is None else dataclasses.replace(row, after=(torch.tensor([[[after, 9.0]]]), zero[..., None]))
-        )
+        rows.append(row if after is None else dataclasses.replace(row, after=_sights(after)))
     return rows
+
+
+def _sights(value: float) -> dict[str, torch.Tensor]:
+    return {"observations": torch.tensor([[[value, 9.0]]]), "base_actions": torch.zeros(1, 1, 1)}
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from offrl.api import Run
 from offrl.data.arrays import from_arrays
 from offrl.errors import UserError
 from offrl.finetuning import summary as outcome
-from offrl.finetuning.residual.learner import Passes
-from offrl.finetuning.residual.rollout import Bases
+from offrl.finetuning.on_policy.learner import Passes
+from offrl.finetuning.on_policy.rollout import Observers
 from offrl.system import files as checkpoint
 
 SMALL: dict[str, Any] = {"quiet": True, "device": "cpu", "compile": "eager", "eval.episodes": 2, "eval.workers": 0}
@@ -117,21 +117,22 @@ def test_a_scale_of_zero_is_the_base_draws_included(tmp_path: Path) -> None:
 def test_an_episode_that_begins_anew_plays_nothing_of_the_old_ones_chunk(tmp_path: Path) -> None:
     policy = refine(chunked(tmp_path, 1), tmp_path).policy(0)
     state = policy.state
-    bases = Bases(policy.algorithm, stack([state]), 3, torch.device("cpu"))  # type: ignore[arg-type]
+    bases = Observers(policy.algorithm, stack([state]), 3, torch.device("cpu"))  # type: ignore[arg-type]
     g = torch.Generator().manual_seed(0)
     keys = state.key.unsqueeze(0)
-    _, _, carries = bases.look(bases.carries, torch.randn(1, 3, 2, generator=g), keys)
+    _, carries = bases.look(bases.carries, torch.randn(1, 3, 2, generator=g), keys)
     assert carries[0].remaining.tolist() == [3, 3, 3]
     bases.go_on(carries, torch.tensor([[False, True, False]]))
     assert bases.carries[0].remaining.tolist() == [3, 0, 3]
     seen = torch.randn(1, 3, 2, generator=g)
     planned = carries[0].actions[:, 0]
-    _, second, after = bases.look(bases.carries, seen, keys + 1)
+    sights, after = bases.look(bases.carries, seen, keys + 1)
+    second = sights["base_actions"]
     assert after[0].remaining.tolist() == [2, 3, 2]  # each its own queue
     assert torch.equal(second[0, [0, 2]], planned[[0, 2]]) and not torch.equal(second[0, 1], planned[1])
     # looking ahead, for the value of a last state, consumes nothing
     assert bases.carries[0].remaining.tolist() == [3, 0, 3]
-    assert torch.equal(bases.look(bases.carries, seen, keys + 1)[1], second)
+    assert torch.equal(bases.look(bases.carries, seen, keys + 1)[0]["base_actions"], second)
 
 
 def test_the_open_ablation_sees_one_observation_in_several(tmp_path: Path) -> None:
@@ -139,8 +140,8 @@ def test_the_open_ablation_sees_one_observation_in_several(tmp_path: Path) -> No
     actor = done.policy(0).actor
     carry, glances = actor.start(1), []
     for t in range(6):
-        seen, _, carry = actor.below(carry, torch.full((1, 2), float(t)), actor.state.key)  # type: ignore[attr-defined]
-        glances.append(float(seen[0, 0]))
+        sights, carry = actor.look(carry, torch.full((1, 2), float(t)), actor.state.key)  # type: ignore[attr-defined]
+        glances.append(float(sights["observations"][0, 0]))
     assert glances == [0, 0, 0, 0, 4, 4]
 
 

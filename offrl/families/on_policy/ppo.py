@@ -66,6 +66,35 @@ def divergence(log_ratio: Tensor, weight: Tensor) -> Tensor:
     return weighted_mean(torch.expm1(log_ratio) - log_ratio, weight)
 
 
+def surrogate(advantages: Tensor, log_ratio: Tensor, clip: float, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """`clipped_loss` of log ratios [B], with the divergence and the share of rows whose ratio is outside the clip."""
+    ratio = log_ratio.exp()
+    loss = clipped_loss(advantages, ratio, clip, weight)
+    outside = weighted_mean(((ratio - 1.0).abs() > clip).float(), weight)
+    return loss, {"actor/loss": loss, "actor/kl": divergence(log_ratio, weight), "actor/clipped": outside}
+
+
+def clipped_value_errors(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
+    """max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2) [B]: a value that moves further than c gains nothing."""
+    bounded = old_values + (values - old_values).clamp(-clip, clip)
+    return torch.maximum((values - returns).square(), (bounded - returns).square())
+
+
+def gaussian_divergence(means: Tensor, log_std: Tensor, new_means: Tensor, new_log_std: Tensor) -> Tensor:
+    """KL(old || new) [B] of diagonal Gaussians [B, A]: sum log(s1 / s0) + (s0^2 + (m0 - m1)^2) / (2 s1^2) - 1/2."""
+    shift, narrower = (means - new_means) * torch.exp(-new_log_std), log_std - new_log_std
+    return (0.5 * shift.square() - narrower + 0.5 * torch.expm1(2.0 * narrower)).sum(-1)
+
+
+def adapted_rate(rate: Tensor, kl: Tensor, desired: float) -> Tensor:
+    """The learning rate [] after a divergence [] (rsl_rl): over 1.5 where it is above twice the desired one, times 1.5
+    where it is below half of it but not 0, which is that of the policy that played; within [1e-5, 1e-2].
+    """
+    moved = kl > 1e-9  # above what rounding makes of 0
+    higher = torch.where(moved & (kl < 0.5 * desired), (rate * 1.5).clamp(max=1e-2), rate)
+    return torch.where(kl > 2.0 * desired, (rate / 1.5).clamp(min=1e-5), higher)
+
+
 def clipped_together(gradients: dict[str, Params], largest: float) -> dict[str, Params]:
     """The gradients of several modules, scaled down where their joint Euclidean norm is above `largest`; 0: as they
     are.

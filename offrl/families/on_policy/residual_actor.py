@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from offrl import rng
-from offrl.actor import Actor, Carry, bind
-from offrl.algorithm import Algorithm, TrainState, Tree
+from offrl.actor import Carry, bind
+from offrl.algorithm import Algorithm, Batch, TrainState, Tree
+from offrl.families.on_policy.algorithm import OnPolicyActor
 
 if TYPE_CHECKING:
     from offrl.families.on_policy.residual import Residual
@@ -24,7 +25,7 @@ class Glance(NamedTuple):
     age: Tensor  # [E] int64: steps since then; 0: it looks
 
 
-class ResidualActor(Actor):
+class ResidualActor(OnPolicyActor):
     """The policy below, greedy, and the residual's mean or, to explore, a sample. Its carry is that of the policy
     below, or a `Glance` where `look_every` is above 1."""
 
@@ -57,22 +58,23 @@ class ResidualActor(Actor):
 
         return pytree.tree_map(choose, self.start(mask.shape[0]), carry)
 
-    def below(self, carry: Carry, observations: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Carry]:
-        """(the observations that the residual sees [E, O], the base's actions [E, A], the next carry)."""
+    def look(self, carry: Carry, observations: Tensor, key: Tensor) -> tuple[Batch, Carry]:
+        """The "observations" that the residual sees [E, O], and the "base_actions" [E, A]."""
         interval = self.algorithm.config.look_every
         if interval == 1:
             actions, carry = self.base.act(carry, observations, key, explore=False)
-            return observations, actions, carry
+            return {"observations": observations, "base_actions": actions}, carry
         latest = torch.where((carry.age == 0).unsqueeze(-1), observations, carry.observations)
         actions, inner = self.base.act(carry.base, observations, key, explore=False)
-        return latest, actions, Glance(inner, latest, (carry.age + 1) % interval)
+        after = Glance(inner, latest, (carry.age + 1) % interval)
+        return {"observations": latest, "base_actions": actions}, after
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        latest, base_actions, carry = self.below(carry, observations, key)
-        u = self.apply("actor", self.algorithm.features(self.state.extra, latest, base_actions))
+        sights, carry = self.look(carry, observations, key)
+        u = self.apply("actor", self.algorithm.features(self.state.extra, sights))
         if explore:
             u = u + self.algorithm.sigma * rng.normal(rng.fold_in(key, 1), tuple(u.shape))
-        return self.algorithm.combine(base_actions, u), carry
+        return self.algorithm.combine(sights["base_actions"], u), carry
 
 
 def frozen(algorithm: Algorithm, state: TrainState) -> Tree:

@@ -1,4 +1,4 @@
-"""The residuals of all replicas: their actions, their values, and the passes over what they played."""
+"""The policies of all replicas: their actions, their values, and the passes over what they played."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from torch.func import vmap
 from offrl import rng
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
-from offrl.families.on_policy.residual import Residual, ResidualConfig
+from offrl.families.on_policy.algorithm import OnPolicy, OnPolicySettings
 from offrl.optim import Params
 from offrl.settings.replicas import Replica
 from offrl.training.engine import LocalEngine, Plan
 
-RATES = ("actor_learning_rate", "critic_learning_rate")
 
-
-def minibatches(config: ResidualConfig, envs: int) -> int:
+def minibatches(config: OnPolicySettings, envs: int) -> int:
     """The updates of a pass. Raises UserError where batches are not all of one size."""
     rows = config.horizon * envs
     if config.batch_size and rows % config.batch_size:
@@ -52,50 +50,48 @@ class Passes:
         return {k: torch.stack([rows[i] for rows, i in zip(v, index, strict=True)]) for k, v in self.rows.items()}
 
 
-class ResidualLearner(LocalEngine):
+class OnPolicyLearner(LocalEngine):
     """All replicas of a run as one program, on one device."""
+
+    algorithm: OnPolicy
 
     def __init__(self, plan: Plan, passes: Passes, replicas: Sequence[Replica], device: torch.device) -> None:
         super().__init__(plan, None, replicas, device, passes, [len(replicas)])
-        assert isinstance(plan.algorithm, Residual)
-        self.passes, self.residual = passes, plan.algorithm
-        self.rates(1.0, 1.0)
+        self.passes = passes
+        self.rates(0, 1)
 
-    def rates(self, *factors: float) -> None:
-        """The factors of the learning rates of actor and critic."""
-        for name, factor in zip(RATES, factors, strict=True):
-            rate = factor * float(getattr(self.residual.config, name))
+    def rates(self, number: int, iterations: int) -> None:
+        """Set the learning rates of an iteration, from 0."""
+        for name, rate in self.algorithm.rates(number, iterations).items():
             self.hyper[0][name] = torch.full((len(self.passes.keys),), rate, device=self.device)
 
     @torch.no_grad()
-    def sample(self, observations: Tensor, base_actions: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(actions, outputs u [N, E, A], their log densities [N, E]) for observations [N, E, O], the base's actions and
-        keys [N].
+    def sample(self, sights: Batch, keys: Tensor) -> tuple[Tensor, Batch]:
+        """(actions [N, E, A], columns of `OnPolicy.draw` [N, E, ...]) for what the policies see [N, E, ...] and keys
+        [N].
         """
-        state, algorithm = self._state[0], self.residual
+        algorithm = self.algorithm
 
-        def one(params: Params, statistics: Params, s: Tensor, a: Tensor, key: Tensor) -> tuple[Tensor, ...]:
-            means = algorithm.apply("actor", params, algorithm.features(statistics, s, a))
-            u = means + algorithm.sigma * rng.normal(key, tuple(means.shape))
-            return algorithm.combine(a, u), u, algorithm.log_prob(means, u)
+        def one(params: Params, statistics: Params, sights: Batch, key: Tensor) -> tuple[Tensor, Batch]:
+            return algorithm.draw(params, algorithm.features(statistics, sights), sights, key)
 
-        actions, u, density = vmap(one)(state.params["actor"], self._statistics(), observations, base_actions, keys)
-        return actions, u, density
+        return vmap(one)(self._state[0].params["actor"], self._statistics(), sights, keys)
 
     @torch.no_grad()
-    def values(self, observations: Tensor, base_actions: Tensor) -> Tensor:
+    def values(self, sights: Batch) -> Tensor:
         """V [N, R] of R rows of each replica."""
-        algorithm = self.residual
+        algorithm = self.algorithm
 
-        def one(params: Params, statistics: Params, s: Tensor, a: Tensor) -> Tensor:
-            return algorithm.apply("critic", params, algorithm.features(statistics, s, a)).squeeze(-1)
+        def one(params: Params, statistics: Params, sights: Batch) -> Tensor:
+            return algorithm.value(params, algorithm.features(statistics, sights))
 
-        return vmap(one)(self._state[0].params["critic"], self._statistics(), observations, base_actions)
+        return vmap(one)(self._state[0].params["critic"], self._statistics(), sights)
 
-    def learn(self, rows: Batch, first: int, updates: int) -> None:
+    def learn(self, rows: Batch, iteration: int, first: int, updates: int) -> None:
         """The passes over rows [N, R, ...], from update number `first`, until every replica's have ended."""
         self.passes.rows = rows
-        self.put("learning", torch.ones(len(self.passes.keys), device=self.device))
+        for name, value in self.algorithm.flags(iteration).items():
+            self.put(name, torch.full((len(self.passes.keys),), value, device=self.device))
         for step in range(first, first + updates):
             self.run(step, 1)
             if not bool((self._state[0].extra["learning"] > 0.0).any()):

@@ -5,12 +5,13 @@ episodes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from offrl import rng
@@ -18,12 +19,11 @@ from offrl.actor import Carry
 from offrl.algorithm import TrainState, select
 from offrl.data.samplers.transitions import Batch
 from offrl.families.on_policy import ppo
-from offrl.families.on_policy.residual import Residual
-from offrl.families.on_policy.residual_actor import ResidualActor
+from offrl.families.on_policy.algorithm import OnPolicy, OnPolicyActor
 from offrl.finetuning.learner import ACTING
+from offrl.finetuning.on_policy.learner import OnPolicyLearner
 from offrl.finetuning.play.environments import Play
 from offrl.finetuning.play.turns import Turn
-from offrl.finetuning.residual.learner import ResidualLearner
 from offrl.finetuning.transitions import normal
 
 
@@ -31,47 +31,41 @@ from offrl.finetuning.transitions import normal
 class RolloutStep:
     """One step of all environments: [N, E, ...] on the device."""
 
-    observations: Tensor  # that the residual saw, normalised as the data's
-    base_actions: Tensor
-    u: Tensor
-    log_prob: Tensor
+    sights: Batch  # what the policies saw
+    draws: Batch  # what updates need of the actions that they drew
     rewards: Tensor
     terminated: Tensor  # bool
     over: Tensor  # bool
     weight: Tensor  # 0 where the physics blew up, and nothing came of the action
-    after: tuple[Tensor, Tensor] | None = (
-        None  # (observations, base's actions) of the true next states, where a cut or the end needs them
-    )
+    after: Batch | None = None  # what the policies see of the true next states, where a cut or the end needs it
 
 
-class Bases:
-    """The frozen policies with the memory of their running episodes. Nobody else's call changes that memory: looking
-    ahead takes a copy.
+class Observers:
+    """The policies as far as they look, with the memory of their running episodes. Nobody else's call changes that
+    memory: looking ahead takes a copy.
     """
 
-    def __init__(self, algorithm: Residual, state: TrainState, envs: int, device: torch.device) -> None:
+    def __init__(self, algorithm: OnPolicy, state: TrainState, envs: int, device: torch.device) -> None:
         """state: of all replicas."""
         self.device, self.envs = device, envs
         states = pytree.tree_map(lambda x: x.to(device), state._replace(opt={}, target={}, buffers={}))
-        self.actors: list[ResidualActor] = [ResidualActor(algorithm, select(states, n)) for n in range(len(state.key))]
+        actors = [algorithm.actor(select(states, n)) for n in range(len(state.key))]
+        self.actors = [cast(OnPolicyActor, actor) for actor in actors]
         self.carries: list[Carry] = [actor.start(envs) for actor in self.actors]
 
     @torch.no_grad()
-    def look(self, carries: list[Carry], observations: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, list[Carry]]:
-        """(what the residuals see [N, E, O], the bases' actions [N, E, A], the next carries)."""
-        outputs = [actor.below(*x) for actor, *x in zip(self.actors, carries, observations, keys, strict=True)]
-        return (
-            torch.stack([s for s, _, _ in outputs]),
-            torch.stack([a for _, a, _ in outputs]),
-            [carry for _, _, carry in outputs],
-        )
+    def look(self, carries: list[Carry], observations: Tensor, keys: Tensor) -> tuple[Batch, list[Carry]]:
+        """(what the policies see of observations [N, E, O], by name [N, E, ...], the next carries)."""
+        outputs = [actor.look(*x) for actor, *x in zip(self.actors, carries, observations, keys, strict=True)]
+        sights, after = zip(*outputs, strict=True)
+        return {name: torch.stack([one[name] for one in sights]) for name in sights[0]}, list(after)
 
     def go_on(self, carries: list[Carry], over: Tensor) -> None:
         """Keep the carries after a step; the episodes that are `over` [N, E] begin anew, with nothing of what their
-        bases had planned.
+        policies had planned.
         """
         self.carries = carries
-        if bool(over.any()):
+        if bool(over.any()) and carries[0] is not None:
             self.carries = [a.begin_anew(c, o) for o, a, c in zip(over, self.actors, carries, strict=True)]
 
     def state(self) -> dict[str, Tensor]:
@@ -88,27 +82,27 @@ class Bases:
 
 
 def play_on(
-    play: Play, bases: Bases, learner: ResidualLearner, keys: Tensor, t: int, steps: int,
+    play: Play, observers: Observers, learner: OnPolicyLearner, keys: Tensor, t: int, steps: int,
     earn: Callable[[Turn, int], Tensor], checked: Callable[[np.ndarray, bool], bool],
 ) -> list[RolloutStep]:  # fmt: skip
     """`steps` steps of all environments from environment step t of each replica; `earn` gives their rewards [N, E] from
     what came of a step and its time. checked: whether actions [N, E, A] may be played; if not it was seen to, unless it
     was the last try, which raises. keys [N]: of the replicas."""
-    many, envs, device = len(keys), bases.envs, bases.device
+    many, envs, device = len(keys), observers.envs, observers.device
 
-    def seen(observations: np.ndarray) -> Tensor:
+    def normalised(observations: np.ndarray) -> Tensor:
         rows = normal(play.spec, observations).reshape(many, envs, play.spec.observation_dim)
         return torch.as_tensor(rows, dtype=torch.float32).to(device)
 
-    def drawn(t: int) -> tuple[Tensor, ...]:
+    def split(t: int) -> tuple[Tensor, ...]:
         return rng.split(rng.fold_in(rng.fold_in(keys, ACTING), t))
 
     rows: list[RolloutStep] = []
     for step in range(steps):
-        base_key, noise_key = drawn(t)
-        observations, base_actions, carries = bases.look(bases.carries, seen(play.current), base_key)
+        look_key, noise_key = split(t)
+        sights, carries = observers.look(observers.carries, normalised(play.current), look_key)
         for last in (False, True):
-            actions, u, log_prob = learner.sample(observations, base_actions, noise_key)
+            actions, draws = learner.sample(sights, noise_key)
             played = actions.cpu().numpy()
             if checked(played, last):
                 break
@@ -116,54 +110,43 @@ def play_on(
         t += envs
         rewards = earn(turn, t)
         flags = [torch.from_numpy(x.reshape(many, envs)).to(device) for x in (turn.terminated, turn.over, turn.valid)]
-        row = RolloutStep(
-            observations, base_actions, u, log_prob, rewards.to(device), flags[0], flags[1], flags[2].float()
-        )
+        row = RolloutStep(sights, draws, rewards.to(device), flags[0], flags[1], flags[2].float())
         if step == steps - 1 or bool((flags[1] & ~flags[0]).any()):
-            after = bases.look(carries, seen(turn.next_observations), drawn(t)[0])  # with a copy of their memory
-            row.after = after[0], after[1]
+            # with a copy of their memory
+            row.after, _ = observers.look(carries, normalised(turn.next_observations), split(t)[0])
         rows.append(row)
-        bases.go_on(carries, flags[1])
+        observers.go_on(carries, flags[1])
     return rows
 
 
-def batch_of(rows: list[RolloutStep], learner: ResidualLearner) -> Batch:
-    """The rows as a batch [N, T x E, ...] with advantages and returns, from the values before anything is learnt of
+def batch_of(rows: list[RolloutStep], learner: OnPolicyLearner) -> Batch:
+    """The rows as a batch [N, T x E, ...] with advantages, returns and values, from before anything is learnt of
     them.
     """
-    config = learner.residual.config
-    columns: dict[str, Any] = {
-        f.name: torch.stack([getattr(r, f.name) for r in rows]) for f in fields(RolloutStep) if f.name != "after"
-    }
-    times, many, envs = columns["rewards"].shape
+    config = learner.algorithm.config
 
     def flat(x: Tensor) -> Tensor:
-        return x.transpose(0, 1).reshape(many, times * envs, *x.shape[3:])
+        return x.transpose(0, 1).reshape(x.shape[1], x.shape[0] * x.shape[2], *x.shape[3:])
 
-    values = (
-        learner.values(flat(columns["observations"]), flat(columns["base_actions"]))
-        .reshape(many, times, envs)
-        .transpose(0, 1)
+    def column(name: str) -> Tensor:
+        return torch.stack([getattr(row, name) for row in rows])
+
+    sights, draws = (
+        {name: flat(torch.stack([getattr(row, part)[name] for row in rows])) for name in getattr(rows[0], part)}
+        for part in ("sights", "draws")
     )
+    rewards, terminated, over, weight = (column(name) for name in ("rewards", "terminated", "over", "weight"))
+    times, many, envs = rewards.shape
+    values = learner.values(sights).reshape(many, times, envs).transpose(0, 1)
     next_values = torch.cat([values[1:], values[-1:]])
     for t, row in enumerate(rows):
         if row.after is not None:
             other = row.over if t < times - 1 else torch.ones_like(row.over)
-            next_values[t] = torch.where(other, learner.values(*row.after), next_values[t])
-    terminated = columns["terminated"] | (columns["over"] if config.time_limits == "end" else False)
+            next_values[t] = torch.where(other, learner.values(row.after), next_values[t])
+    ended = terminated | (over if config.time_limits == "end" else False)
     advantages = ppo.generalised_advantages(
-        columns["rewards"],
-        values,
-        next_values,
-        terminated,
-        columns["over"],
-        config.discount,
-        config.gae_decay,
-        columns["weight"],
+        rewards, values, next_values, ended, over, config.discount, config.gae_decay, weight
     )
-    names = ("observations", "base_actions", "u", "log_prob", "weight")
-    return {
-        **{k: flat(columns[k]) for k in names},
-        "advantages": flat(advantages),
-        "returns": flat(advantages + values),
-    }
+    computed = {"weight": weight, "advantages": advantages, "returns": advantages + values, "values": values}
+    batch = {**sights, **draws, **{name: flat(x) for name, x in computed.items()}}
+    return vmap(learner.algorithm.prepared)(batch)

@@ -1,5 +1,5 @@
-"""The loop of `offrl finetune mode=residual`: an iteration of play, the passes over it, a look; it stops and goes on
-between iterations.
+"""The loop of algorithms that learn from what their present policy played: an iteration of play, the passes over it, a
+look; it stops and goes on between iterations.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from offrl.algorithm import Metrics, TrainState
 from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError, warn
 from offrl.families.on_policy import ppo
-from offrl.families.on_policy.residual import Residual
+from offrl.families.on_policy.algorithm import OnPolicy
+from offrl.finetuning.on_policy.learner import OnPolicyLearner, Passes, minibatches
+from offrl.finetuning.on_policy.rollout import Observers, batch_of, play_on
 from offrl.finetuning.play.turns import Turn
-from offrl.finetuning.residual.learner import Passes, ResidualLearner, minibatches
-from offrl.finetuning.residual.rollout import Bases, batch_of, play_on
 from offrl.finetuning.session import OnlineLoop
 from offrl.finetuning.start import Start
 from offrl.training.engine import Plan
@@ -27,10 +27,10 @@ from offrl.training.run.checkpoints import Saved, part
 LARGEST = 5.0  # of rewards over their running standard deviation
 
 
-class ResidualLoop(OnlineLoop):
-    """PPO on a residual over frozen policies. A round is an iteration: `horizon` steps of each environment."""
+class OnPolicyLoop(OnlineLoop):
+    """An `OnPolicy` algorithm. A round is an iteration: `horizon` steps of each environment."""
 
-    learner: ResidualLearner
+    learner: OnPolicyLearner
 
     @staticmethod
     def lengths(start: Start) -> tuple[int, int]:
@@ -40,26 +40,33 @@ class ResidualLoop(OnlineLoop):
 
     def _prepare(self, state: TrainState) -> None:
         start, c = self.start, self.start.algorithm.config
-        assert isinstance(start.algorithm, Residual)
+        assert isinstance(start.algorithm, OnPolicy)
+        self.algorithm = start.algorithm
         parts = minibatches(c, self.envs)
         self.c, self.each = c, c.passes * parts  # updates of an iteration, at most
-        self.play.end_on_success = c.end_on_success and c.rewards == "success"
+        self.play.end_on_success = self.algorithm.ends_on_success
         self.keys = state.key.to(self.device)
-        self.bases = Bases(start.algorithm, state, self.envs, self.device)
+        self.observers = Observers(self.algorithm, state, self.envs, self.device)
         plan = Plan(start.algorithm, self.round // parts, self.mode, start.config.precision, self.many)
-        self.learner = ResidualLearner(plan, Passes(self.keys, parts), self.replicas, self.device)
+        self.learner = OnPolicyLearner(plan, Passes(self.keys, parts), self.replicas, self.device)
         self.batch: Batch | None = None  # what was played and not yet learnt of
         self.mark: dict[str, Any] | None = None  # what a checkpoint holds of the beginning of the iteration that runs
         self.moments = ppo.Moments.begin(self.many)  # of rewards
+        self.observed = ppo.Moments.begin(self.many * start.spec.observation_dim)  # of each observed number
         # since the last line: episodes that reported it, those that had it
         self.successes = torch.zeros(2, self.many, dtype=torch.float64)
 
     def _title(self) -> str:
-        parent = self.start.parent or {}
+        parent, name = self.start.parent, self.start.algorithm.config.name
+        title = f"{self.start.label} in {self.play.name}, from fresh parameters"
+        if parent is not None:
+            title = (
+                f"{'a residual' if name == 'residual' else name} on {self.start.label} in {self.play.name}, on the "
+                f"policies of step {parent['step']:,} of {parent['run']}"
+            )
         return (
-            f"a residual on {self.start.label} in {self.play.name}, on the policies of step {parent['step']:,} of "
-            f"{parent['run']}: {self.many} x {self.envs} environments, {self.steps:,} steps each in iterations of "
-            f"{self.round:,}, rewards: {'success' if self.c.rewards == 'success' else 'of the environment'}"
+            f"{title}: {self.many} x {self.envs} environments, {self.steps:,} steps each in iterations of "
+            f"{self.round:,}, rewards: {'success' if self.algorithm.learns_from_success else 'of the environment'}"
         )
 
     # ---- play
@@ -67,9 +74,11 @@ class ResidualLoop(OnlineLoop):
     def _step(self) -> None:
         """Play an iteration; what came before it is what a stop leaves."""
         self.mark = self._boundary()
-        rows = play_on(self.play, self.bases, self.learner, self.keys, self.t, self.c.horizon, self._earn, self._check)
-        if self.t == 0 and self.start.spec.observation_mean is None:
-            self._standardise(torch.cat([r.observations for r in rows], 1))
+        rows = play_on(
+            self.play, self.observers, self.learner, self.keys, self.t, self.c.horizon, self._earn, self._check
+        )
+        if self.t == 0 and self.algorithm.statistics == "first":
+            self._standardise(torch.cat([r.sights["observations"] for r in rows], 1))
         self.batch = batch_of(rows, self.learner)
         if self.t == 0 and not any(bool(r.rewards.any()) for r in rows):
             warn(f"nothing was earned in the first {self.round:,} steps: there is nothing to learn from yet")
@@ -78,11 +87,21 @@ class ResidualLoop(OnlineLoop):
         self.mark = None
 
     def _standardise(self, observations: Tensor) -> None:
-        """Fix the statistics of the residuals' inputs, where the data gave none: those of the first iteration [N, R,
-        O], in which the residual's mean is 0 whatever it sees."""
+        """Fix the statistics of the observations, where the data gave none: those of the first iteration [N, R, O]."""
         spread = observations.std(1)
         self.learner.put("mean", observations.mean(1))
         self.learner.put("std", torch.where(spread > 1e-6, spread, 1.0))
+
+    def _follow(self, observations: Tensor) -> None:
+        """Renew the running statistics by the observations [N, R, O] of an iteration, from which nothing more is
+        learnt: play and passes see the same ones.
+        """
+        many, rows, width = observations.shape
+        series = observations.cpu().transpose(1, 2).reshape(many * width, rows)
+        self.observed = self.observed.add(series)
+        mean, variance = (x.reshape(many, width).float().to(self.device) for x in self.observed[:2])
+        self.learner.put("mean", mean)
+        self.learner.put("std", (variance + 1e-8).sqrt())
 
     def _check(self, actions: np.ndarray, last: bool) -> bool:
         """Between two steps: stop where a signal came. Whether actions [N, E, A] are finite; if not, their replicas are
@@ -105,14 +124,14 @@ class ResidualLoop(OnlineLoop):
                 self.successes[:, episode.replica] += torch.tensor(
                     [1.0, float(episode.success >= 1.0)], dtype=torch.float64
                 )
-            elif self.c.rewards == "success" and turn.valid[k]:
+            elif self.algorithm.learns_from_success and turn.valid[k]:
                 raise UserError(
                     f"algo.rewards=success: {self.play.name} ended an episode without `success` or `is_success` in its "
                     "infos; algo.rewards=env learns from its rewards"
                 )
         self._count(turn, t)
         self._report(t)
-        values = np.nan_to_num(turn.successes >= 1.0) if self.c.rewards == "success" else turn.rewards
+        values = np.nan_to_num(turn.successes >= 1.0) if self.algorithm.learns_from_success else turn.rewards
         rewards = torch.from_numpy(np.where(turn.valid, values, 0.0)).reshape(self.many, self.envs)
         if self.c.scale_rewards:
             self.moments = self.moments.add(rewards)
@@ -125,14 +144,11 @@ class ResidualLoop(OnlineLoop):
         """The passes over what was played."""
         if self.batch is None:
             return
-        c, iterations = self.c, self.steps // self.round
-        number, factors = self.updates // self.each, (1.0, 1.0)
-        if c.schedule == "cosine":
-            factors = ppo.rate_factor(number, iterations, c.warmup_iterations), ppo.rate_factor(number, iterations)
-        elif number < c.warmup_iterations:
-            factors = number / c.warmup_iterations, 1.0
-        self.learner.rates(*factors)
-        self.learner.learn(self.batch, self.updates, self.each)
+        number = self.updates // self.each
+        self.learner.rates(number, self.steps // self.round)
+        self.learner.learn(self.batch, number, self.updates, self.each)
+        if self.algorithm.statistics == "running":
+            self._follow(self.batch["observations"])
         self.updates, self.batch = self.goal, None
 
     # ---- look
@@ -156,8 +172,9 @@ class ResidualLoop(OnlineLoop):
         return {
             "play": self.play.state(),
             "episodes": self.episodes.clone(),
-            "bases": self.bases.state(),
+            "bases": self.observers.state(),
             "moments": dict(self.moments._asdict()),
+            **({"seen": dict(self.observed._asdict())} if self.algorithm.statistics == "running" else {}),
             "successes": self.successes.clone(),
         }
 
@@ -166,10 +183,12 @@ class ResidualLoop(OnlineLoop):
 
     def _restore(self, saved: Saved) -> None:
         self.moments = ppo.Moments(**part(saved.tensors, "moments"))
+        if self.algorithm.statistics == "running":
+            self.observed = ppo.Moments(**part(saved.tensors, "seen"))
         self.successes = saved.tensors["successes"]
 
     def _resume_play(self, saved: Saved, turns: list[Turn], restarted: list[int]) -> None:
-        self.bases.load(part(saved.tensors, "bases"))
+        self.observers.load(part(saved.tensors, "bases"))
         anew = torch.zeros(self.many * self.envs, dtype=torch.bool)
         anew[restarted] = True
-        self.bases.go_on(self.bases.carries, anew.reshape(self.many, self.envs).to(self.device))
+        self.observers.go_on(self.observers.carries, anew.reshape(self.many, self.envs).to(self.device))

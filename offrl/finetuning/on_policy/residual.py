@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,22 +10,18 @@ from typing import Any
 
 from offrl.actor import Actor, bind
 from offrl.algorithm import stack
-from offrl.data.fit import seen_besides
-from offrl.errors import UserError, nearest, warn
+from offrl.errors import UserError, nearest
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.families.on_policy.residual import Residual, ResidualConfig
 from offrl.families.on_policy.residual_actor import frozen
-from offrl.finetuning.config import STARTS, FinetuneConfig, choose
-from offrl.finetuning.residual.learner import minibatches
-from offrl.finetuning.start import KIND, Start, task_of
-from offrl.runs.run import SavedRun
+from offrl.finetuning.config import FinetuneConfig, choose
+from offrl.finetuning.on_policy.learner import minibatches
+from offrl.finetuning.on_policy.parents import check_settings, parent_run, policies_of
+from offrl.finetuning.start import Start, task_of
 from offrl.settings.compose import fill
 from offrl.tasks.environments import make_env
 from offrl.tasks.episodes import success_of
 from offrl.tasks.task import Task
-
-# settings of mode=transitions
-OTHERS = ("mixing", "utd", "warmup", "update_every", "noise", "capacity", "interventions", "starts", *STARTS)
 
 
 @dataclass
@@ -49,11 +44,7 @@ def begin(
     if run is None:
         raise UserError("mode=residual learns on top of the policies of a run: offrl finetune RUN mode=residual env=ID")
     path = Path(run)
-    if clash := next((name for name in OTHERS if name in settings), None):
-        raise UserError(
-            f"{clash}= belongs to mode=transitions: a residual learns without data from what its present policy just "
-            "played; leave it out"
-        )
+    check_settings(settings, "a residual")
     for name in other:
         if not name.startswith("algo."):
             raise UserError(
@@ -62,40 +53,14 @@ def begin(
     algo = _algorithm(other)
     config = choose(config, {"mixing": 0.0}, fresh=False)
     minibatches(algo, config.envs or 1)
-    saved = SavedRun(path)
-    if saved.record.get("kind") == KIND:
-        raise UserError(
-            f"{path} is a fine-tuning run, whose policies learnt online; give the run that it began from, or another "
-            "one"
-        )
-    if saved.grid:
-        raise UserError(
-            f"{path} has a grid over {', '.join(saved.grid)}: a residual is trained for each seed of a run without one"
-        )
+    saved = parent_run(path, "a residual", "adds to")
     spec, label = saved.spec, saved.algorithm
-    if spec.discrete or spec.text:
-        raise UserError(
-            f"{path}: {label} chooses among {'texts' if spec.text else 'discrete actions'}, and a residual adds to "
-            "real numbers"
-        )
-    if more := seen_besides(spec):
-        raise UserError(
-            f"{path}: {label} sees {more}, and a residual takes rows of numbers: "
-            "mode=transitions trains such a policy on"
-        )
-    if len(spec.observation_shape) != 1:
-        raise UserError(
-            f"{path}: {label} sees images ({'x'.join(map(str, spec.observation_shape))}), and a residual takes rows of "
-            "numbers"
-        )
     task = task_of(
         spec, config, str(saved.record.get("env", "auto")), env, f"offrl finetune {path} mode=residual env=ID"
     )
-    policies = [saved.load_policy(replica, "cpu") for replica in saved.replicas]
+    policies, parent = policies_of(saved)
     for policy in policies:
         check_base(policy, path)
-    if dead := saved.diverged:
-        warn(f"{', '.join(map(str, dead))} of {path} had diverged: what is built on are the last finite parameters")
     algo = dataclasses.replace(
         algo, base=dataclasses.asdict(policies[0].algorithm.config), rewards=rewards_of(algo.rewards, task)
     )
@@ -106,8 +71,6 @@ def begin(
         extra = {**state.extra, "base": frozen(policy.algorithm, policy.state)}
         # the same key: a scale of 0 is the base, draws included
         states.append(state._replace(key=policy.state.key, extra=extra))
-    files = b"".join((saved.dir / "policies" / f"{r.name}.safetensors").read_bytes() for r in saved.replicas)
-    parent = {"run": str(path), "step": int(policies[0].state.step), "sha256": hashlib.sha256(files).hexdigest()}
     return Start(
         config,
         algorithm,
