@@ -13,7 +13,7 @@ from offrl.settings.field import setting
 from offrl.settings.train import CheckpointConfig
 
 FROM_SCRATCH_WARMUP = 1_000
-ENVIRONMENTS = {"transitions": 1, "residual": 16, "expansion": 1}  # unless `envs` says otherwise
+ENVIRONMENTS = {"transitions": 1, "residual": 16, "expansion": 1, "on_policy": 16}  # unless `envs` says otherwise
 STARTS = ("start_steps", "start_limit", "start_share")  # settings of starts=data
 # what an algorithm's `finetune` block may say besides settings of its own
 CONVENTIONS = ("mixing", "update_every", "noise", "warmup", "utd")
@@ -29,13 +29,18 @@ class FinetuneConfig:
         "transitions",
         "transitions: the replicas learn on, from single transitions of data and play; residual: a small policy "
         "learns, by PPO, what to add to the actions of the run's policies, which stay as they are; expansion: a new "
-        "policy learns beside each of a run of iql, which stays as it is, and their values draw which acts (PEX)",
-        choices=("transitions", "residual", "expansion"),
+        "policy learns beside each of a run of iql, which stays as it is, and their values draw which acts (PEX); "
+        "on_policy: the policies of a run of bc go on learning by PPO, from what they play alone; algo=ppo is it from "
+        "fresh parameters",
+        choices=tuple(ENVIRONMENTS),
     )
     env: str | None = setting(None, "a Gymnasium id; null: the environment that the run was scored in", shown="ID")
     steps: int = setting(100_000, "environment steps of each replica", low=1)
     envs: int | None = setting(
-        None, "environments of each replica, stepped side by side; null: 1, or 16 with mode=residual", low=1, high=1024
+        None,
+        "environments of each replica, stepped side by side; null: 1, or 16 with mode=residual and PPO",
+        low=1,
+        high=1024,
     )
     mixing: Any = setting(
         "auto",

@@ -156,7 +156,7 @@ def budget(run: SavedRun) -> dict[str, Any]:
     """
     saved, parent = read_yaml(run.dir / CONFIG), run.record["online"]["parent"]
     last = [line for line in lines_of(run.dir / TIMING) if "updates" in line][-1:]
-    names = ("envs",) if saved.get("mode") == "residual" else ("envs", "utd", "mixing")
+    names = ("envs",) if saved.get("mode") in ("residual", "on_policy") else ("envs", "utd", "mixing")
     return {
         # those that were played, in whole rounds of all environments
         "steps": int(last[0]["step"] if last else saved["steps"]),

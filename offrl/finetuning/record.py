@@ -62,7 +62,8 @@ def identity(start: Start) -> dict[str, Any]:
             del values["finetune"][name]
     if start.data is not None:
         values["dataset"] = without_places(start.data)
-    if start.anneal or (start.config.mode == "residual" and start.algorithm.config.schedule == "cosine"):
+    traits, schedule = start.algorithm.traits, getattr(start.algorithm.config, "schedule", "constant")
+    if start.anneal or (traits.on_policy and schedule in ("cosine", "linear")):
         values["steps"] = start.config.steps  # over which settings are annealed
     if start.grid:
         values["grid"] = [[name, cells] for name, cells in start.grid.items()]
@@ -109,7 +110,7 @@ def claim(run_dir: Path, start: Start, mode: str, device: str) -> str:
             mode = old["mode"]
     record = {
         "kind": KIND,
-        "label": f"{start.label}+{'online' if start.config.mode == 'transitions' else start.config.mode}",
+        "label": f"{start.label}+{_suffix(start)}",
         "identity": expected,
         "replicas": [{"seed": r.seed, **dict(r.values)} for r in start.replicas],
         "data": start.described,
@@ -127,6 +128,12 @@ def claim(run_dir: Path, start: Start, mode: str, device: str) -> str:
         saved["dataset"] = dataclasses.asdict(start.data)
     runs.write(run_dir, record, load_named(), saved)
     return mode
+
+
+def _suffix(start: Start) -> str:
+    if start.config.mode == "transitions" or start.parent is None:
+        return "online"
+    return "ppo" if start.config.mode == "on_policy" else start.config.mode
 
 
 def _words(parent: dict[str, Any] | None) -> str:

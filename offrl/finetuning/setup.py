@@ -16,6 +16,7 @@ from offrl.errors import UserError, nearest, warn
 from offrl.families.goal_conditioned import GoalConditioned
 from offrl.finetuning import expansion
 from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, check_goals, choose
+from offrl.finetuning.on_policy.policies import begin as begin_on_policy
 from offrl.finetuning.on_policy.residual import begin as begin_residual
 from offrl.finetuning.play.success import SuccessRewards
 from offrl.finetuning.start import (
@@ -79,6 +80,8 @@ def begin(
         start = begin_residual(run, config, settings, other, env)
     elif config.resume is not None:
         start = resume(config, settings, other, run, dataset, env)
+    elif config.mode == "on_policy" or _on_policy(other.get("algo")):
+        start = begin_on_policy(run, config, settings, other, env)
     elif run is not None:
         start = _of_run(Path(run), config, other, dataset, env)
     elif config.mode == "expansion":
@@ -87,7 +90,7 @@ def begin(
         start = _fresh(config, other, dataset, env)
     if config.resume is None:
         start.user_settings = {k: v for k, v in settings.items() if k not in ("name", "runs_dir")}
-    if start.config.mode != "residual":
+    if not start.algorithm.traits.on_policy:
         # refuses what is not played
         columns_for(start.spec, start.algorithm.sampler(), start.algorithm.config.name)
         if start.algorithm.traits.goal_conditioned:
@@ -289,6 +292,12 @@ def _kind(name: str, label: str, where: str = "") -> tuple[type[Algorithm], dict
             f"nothing; those that can be fine-tuned: {able}"
         )
     return kind, changes
+
+
+def _on_policy(name: Any) -> bool:
+    """Whether an algorithm, as a command names it, is one that learns from its own play from fresh parameters on."""
+    known = None if name is None else base_algorithm(algorithm_group(str(name)))
+    return known is not None and known not in ON_A_RUN and registry.get("algo", known).traits.on_policy
 
 
 def _learns_from_rewards(kind: type[Algorithm]) -> bool:

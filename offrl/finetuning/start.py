@@ -36,6 +36,7 @@ from offrl.tasks.task import Task, with_factory
 
 KIND = "finetune"  # of a run's record
 Factory = Callable[[], Any]
+IMAGES = "data say how many of them a policy sees, dataset=PATH mixing=0 takes what they say and learns from play alone"
 
 
 @dataclass
@@ -129,9 +130,9 @@ def task_of(spec: DataSpec, config: FinetuneConfig, env_id: str, env: Factory | 
     return task
 
 
-def spec_of(task: Task) -> tuple[DataSpec, Task]:
+def spec_of(task: Task, images: str = IMAGES) -> tuple[DataSpec, Task]:
     """The specification read from an environment, for fine-tuning without data, and the task with the order of its Dict
-    observations. Raises UserError for unbounded actions."""
+    observations. images: what to say of those. Raises UserError for them and for unbounded actions."""
     import gymnasium as gym
 
     env = make_env(task)
@@ -151,10 +152,7 @@ def spec_of(task: Task) -> tuple[DataSpec, Task]:
     finally:
         env.close()
     if np.dtype(kind).names:
-        raise UserError(
-            f"{task.name} has images, of which data say how many a policy sees: dataset=PATH mixing=0 takes what they "
-            "say, and learns from play alone"
-        )
+        raise UserError(f"{task.name} has images: {images}")
     spec = DataSpec(
         shape,
         1 if discrete else size,

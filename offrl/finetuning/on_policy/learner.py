@@ -37,6 +37,7 @@ class Passes:
         """keys [N]: of the replicas."""
         self.keys, self.minibatches = keys, minibatches
         self.rows: Batch = {}  # [N, R, ...]
+        self._order: tuple[int, Tensor] | None = None  # of a pass: its number, [N, R]
 
     def get(self, step: int) -> Batch:
         """The batch of update `step` for all replicas."""
@@ -45,8 +46,10 @@ class Passes:
         number, part = divmod(step, self.minibatches)
         count = self.rows["weight"].shape[1]
         size = count // self.minibatches
-        draws = vmap(lambda key: rng.uniform(key, (count,)))(rng.fold_in(self.keys, number))
-        index = draws.argsort(1)[:, part * size : (part + 1) * size]
+        if self._order is None or self._order[0] != number:
+            draws = vmap(lambda key: rng.uniform(key, (count,)))(rng.fold_in(self.keys, number))
+            self._order = number, draws.argsort(1)
+        index = self._order[1][:, part * size : (part + 1) * size]
         return {k: torch.stack([rows[i] for rows, i in zip(v, index, strict=True)]) for k, v in self.rows.items()}
 
 
