@@ -1,0 +1,143 @@
+"""PPO beside Stable-Baselines3's, at the same settings, on Pendulum-v1 without data.
+
+    python scripts/bench/ppo.py --out FOLDER
+
+16 environments x 128 steps, 10 passes over 32 batches of 64, two layers of 64, tanh, gamma 0.9, lambda 0.95, a constant
+rate of 1e-3, raw rewards and observations; actions of both are scaled to [-1, 1], and both are scored by our evaluator
+from the same start states. What is in --out already is not run again. Writes ppo.md and ppo.png."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+
+import offrl  # noqa: E402
+from offrl.evaluation.evaluator import Evaluator  # noqa: E402
+from offrl.figures import curves as plots  # noqa: E402
+from offrl.finetuning.summary import picture  # noqa: E402
+from offrl.runs.log import SCORE_COLUMNS  # noqa: E402
+from offrl.runs.record import SCORES  # noqa: E402
+from offrl.runs.tables import interval_text  # noqa: E402
+from offrl.settings.evaluation import EvalConfig  # noqa: E402
+from offrl.statistics.intervals import mean_interval  # noqa: E402
+
+ENV, ENVS, HORIZON = "Pendulum-v1", 16, 128
+ITERATION = ENVS * HORIZON
+SETTINGS: dict[str, Any] = {
+    "algo": "ppo",
+    "envs": ENVS,
+    "algo.horizon": HORIZON,
+    "algo.discount": 0.9,
+    "algo.learning_rate": 1e-3,
+    "algo.schedule": "constant",
+    "algo.value_weight": 0.5,  # SB3's 0.5 is of the squared error
+    "algo.normalise_observations": False,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--iterations", type=int, default=74, help="of 2,048 environment steps")
+    parser.add_argument("--every", type=int, default=12, help="iterations between evaluations")
+    parser.add_argument("--episodes", type=int, default=20)
+    args = parser.parse_args()
+    for name, train in (("ours", ours), ("sb3", sb3)):
+        began = time.monotonic()
+        train(args)
+        print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
+    table(args.out)
+
+
+def ours(args: argparse.Namespace) -> None:
+    """In --out/ours."""
+    scoring = {"eval.every": args.every * ITERATION, "eval.episodes": args.episodes, "eval.workers": 0}
+    common = {"runs_dir": str(args.out), "name": "ours", "quiet": True, "device": "cpu", "seeds": args.seeds}
+    steps = args.iterations * ITERATION
+    offrl.finetune(env=ENV, steps=steps, settings={**SETTINGS, **scoring, **common})
+
+
+def sb3(args: argparse.Namespace) -> None:
+    """In --out/sb3/scores.csv."""
+    import torch
+    from gymnasium.wrappers import RescaleAction
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
+
+    torch.set_num_threads(1)
+    task = offrl.load(args.out / "ours").spec.task
+    folder = args.out / "sb3"
+    folder.mkdir(parents=True, exist_ok=True)
+    limits = {"min_action": -1.0, "max_action": 1.0}
+    for seed in range(args.seeds):
+        part = folder / f"seed_{seed}.json"
+        if part.exists():
+            continue
+        rows: list[dict[str, Any]] = []
+        envs = make_vec_env(ENV, ENVS, seed=seed, wrapper_class=RescaleAction, wrapper_kwargs=limits)
+        model = PPO("MlpPolicy", envs, n_steps=HORIZON, gamma=0.9, learning_rate=1e-3, seed=seed, device="cpu")
+        with Evaluator(task, EvalConfig(episodes=args.episodes, env=ENV)) as evaluator:
+            for iteration in dict.fromkeys([*range(0, args.iterations, args.every), args.iterations]):
+                if more := iteration * ITERATION - model.num_timesteps:
+                    model.learn(more, reset_num_timesteps=False)
+                row = evaluator([_Greedy(model)], [seed]).rows()[0]
+                found = {"step": iteration * ITERATION, "seed": seed, "episodes": args.episodes, "dataset": ""}
+                found |= {name: row[name] for name in ("return_mean", "score")}
+                rows.append({**found, **asdict(evaluator.provenance)})
+        part.write_text(json.dumps(rows))
+    records = [row for path in sorted(folder.glob("seed_*.json")) for row in json.loads(path.read_text())]
+    with open(folder / SCORES, "w", newline="") as file:
+        writer = csv.DictWriter(file, SCORE_COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(sorted(records, key=lambda r: (r["step"], r["seed"])))
+
+
+class _Greedy:
+    """SB3's model, which acts in [-1, 1], as a policy for our evaluator."""
+
+    discount = 0.9
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def start(self, episodes: int) -> None:
+        return None
+
+    def step(self, carry: None, observations: np.ndarray, t: int) -> tuple[np.ndarray, None]:
+        return 2.0 * self.model.predict(observations, deterministic=True)[0], None
+
+
+def table(out: Path) -> None:
+    """Write ppo.md and ppo.png of what is in `out`."""
+    files = {"offrl": out / "ours" / SCORES, "Stable-Baselines3": out / "sb3" / SCORES}
+    lines = []
+    for label, path in files.items():
+        (curves,) = plots.read_curves(path, "return_mean").values()
+        steps = sorted(next(iter(curves.values())))
+        if not lines:
+            lines = [
+                f"| return at step | seeds | {' | '.join(f'{s:,}' for s in steps)} |",
+                "|---" * (len(steps) + 2) + "|",
+            ]
+        cells = [interval_text(mean_interval([c[s] for c in curves.values()]), 0) for s in steps]
+        lines.append(f"| {label} | {len(curves)} | {' | '.join(cells)} |")
+    text = "\n".join(lines) + "\n"
+    (out / "ppo.md").write_text(text)
+    print(text)
+    picture(files, out / "ppo.png", title="PPO on Pendulum-v1", column="return_mean")
+
+
+if __name__ == "__main__":
+    main()
