@@ -75,7 +75,7 @@ class PPOActor(OnPolicyActor):
         return {"observations": observations}, carry
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        x = self.algorithm.normalised(self.state.extra, observations)
+        x = self.algorithm.features(self.state.extra, {"observations": observations})
         return self.choose(self.apply("actor", x), key, explore), carry
 
 
@@ -111,7 +111,8 @@ class PPO(OnPolicy[PPOConfig]):
         return "running" if self.config.normalise_observations else "none"
 
     def features(self, extra: Tree, sights: Batch) -> Tensor:
-        return self.normalised(extra, sights["observations"])
+        x = sights["observations"]
+        return self.normalised(extra, x) if self.config.normalise_observations else x
 
     def draw(self, actor: Params, x: Tensor, sights: Batch, key: Tensor) -> tuple[Tensor, Batch]:
         means, log_std = self.apply("actor", actor, x)

@@ -38,6 +38,7 @@ FAMILIES = (
     "TD3",
     "in-sample learning",
     "soft actor-critic",
+    "on-policy",
     "conservative values",
     "limits of costs",
     "world models",

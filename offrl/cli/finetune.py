@@ -49,6 +49,8 @@ USAGE = """\
 usage: offrl finetune RUN [env=ID] [steps=N] [name=value ...] [--quiet]
        offrl finetune algo=sac_n dataset=NAME env=ID [seeds=4] [algo.SETTING=value ...]     fresh parameters
        offrl finetune algo=sac_n env=ID mixing=0                                            without data
+       offrl finetune algo=ppo env=ID                                                       on-policy, without data
+       offrl finetune RUN mode=on_policy                                                    PPO from the policies of a run of bc
        offrl finetune RUN mode=residual [algo.scale=0.5 ...]                                a small policy on top of the run's
        offrl finetune RUN mode=expansion [algo.inverse_temperature=10 ...]                  a new policy beside the run's
        offrl finetune resume=RUN                                                            what was stopped

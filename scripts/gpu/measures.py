@@ -157,7 +157,7 @@ def unfit(algo: str) -> str:
         return "not vectorised: one replica at a time, not captured"
     if not kind.traits.cuda_graph:
         return "waits for values: runs eagerly on a GPU"
-    if algo == "residual":
+    if kind.traits.on_policy:
         return "learns from what it plays, and has no batches of data"
     if algo in cases().ABSENT:
         return "needs transformers and peft (pip install -e '.[text]')"

@@ -200,6 +200,15 @@ def test_the_density_is_of_what_was_drawn_not_of_what_was_played() -> None:
     assert float(log_std[0, 0]) == pytest.approx(math.log(3.0))
 
 
+def test_observations_are_cut_off_only_where_they_are_normalised() -> None:
+    extra, sights = (
+        {"mean": torch.ones(3), "std": torch.full((3,), 2.0)},
+        {"observations": torch.tensor([5.0, 99.0, -3])},
+    )
+    assert make().features(extra, sights).tolist() == [2.0, 10.0, -2.0]
+    assert make(normalise_observations=False).features(extra, sights).tolist() == [5.0, 99.0, -3.0]
+
+
 # ---- replicas
 
 

@@ -27,9 +27,9 @@ def check_settings(settings: Mapping[str, Any], learner: str) -> None:
         )
 
 
-def parent_run(path: Path, what: str, verb: str) -> SavedRun:
-    """The run at `path`, whose policies of vectors `what`, such as `a residual`, `verb`s on. Raises UserError for
-    another one.
+def parent_run(path: Path, learner: str, verb: str) -> SavedRun:
+    """The run at `path`, on whose policies `learner`, such as `a residual`, builds: it `verb`, such as `adds to`, real
+    numbers. Raises UserError for a run of others.
     """
     saved = SavedRun(path)
     if saved.record.get("kind") == KIND:
@@ -39,21 +39,22 @@ def parent_run(path: Path, what: str, verb: str) -> SavedRun:
         )
     if saved.grid:
         raise UserError(
-            f"{path} has a grid over {', '.join(saved.grid)}: {what} is trained for each seed of a run without one"
+            f"{path} has a grid over {', '.join(saved.grid)}: {learner} is trained for each seed of a run without one"
         )
     spec, label = saved.spec, saved.algorithm
     if spec.discrete or spec.text:
         raise UserError(
-            f"{path}: {label} chooses among {'texts' if spec.text else 'discrete actions'}, and {what} {verb} real "
+            f"{path}: {label} chooses among {'texts' if spec.text else 'discrete actions'}, and {learner} {verb} real "
             "numbers"
         )
     if more := seen_besides(spec):
         raise UserError(
-            f"{path}: {label} sees {more}, and {what} takes rows of numbers: mode=transitions trains such a policy on"
+            f"{path}: {label} sees {more}, and {learner} takes rows of numbers: mode=transitions trains such a policy "
+            "on"
         )
     if len(spec.observation_shape) != 1:
         raise UserError(
-            f"{path}: {label} sees images ({'x'.join(map(str, spec.observation_shape))}), and {what} takes rows of "
+            f"{path}: {label} sees images ({'x'.join(map(str, spec.observation_shape))}), and {learner} takes rows of "
             "numbers"
         )
     return saved

@@ -51,13 +51,13 @@ def begin(
         if key.partition(".")[0] not in ("algo", *["seeds"] * (run is None)):
             reason = "which needs no data" if key.startswith("dataset") else "which has no use for it"
             raise UserError(f"{key}= has no place with {name}, {reason}; leave it out")
-    given = {k: v for k, v in other.items() if v is not None}
-    parent = compose({**given, "algo": name, "experiment": "none"})
+    typed = {k: v for k, v in other.items() if v is not None}
+    parent = compose({**typed, "algo": name, "experiment": "none"})
     config = choose(dataclasses.replace(config, mode="on_policy"), {"mixing": 0.0}, fresh=False)
     minibatches(parent.algo, config.envs or 1)
     if run is None:
         return _fresh(config, kind, parent, env)
-    return _of_run(Path(run), config, kind, parent.algo, given, env)
+    return _of_run(Path(run), config, kind, parent.algo, typed, env)
 
 
 def _fresh(config: FinetuneConfig, kind: type[OnPolicy], parent: Any, env: Callable[[], Any] | None) -> Start:
@@ -79,7 +79,7 @@ def _of_run(
     config: FinetuneConfig,
     kind: type[OnPolicy],
     algo: Any,
-    given: Mapping[str, Any],
+    typed: Mapping[str, Any],
     env: Callable[[], Any] | None,
 ) -> Start:
     saved = parent_run(path, algo.name, "draws")
@@ -93,9 +93,9 @@ def _of_run(
     if cloned.policy not in ("deterministic", "gaussian") or cloned.actor_network is not None:
         form = f"algo.policy={cloned.policy}" if cloned.actor_network is None else "a network of one's own"
         raise UserError(f"{path}: its actor is {form}, and that of ppo a Gaussian: clone with algo.policy=gaussian")
-    if clash := next((name for name in OF_RUN if f"algo.{name}" in given), None):
+    if clash := next((name for name in OF_RUN if f"algo.{name}" in typed), None):
         raise UserError(f"algo.{clash}= is decided by the actor of {path}: leave it out")
-    if cloned.policy == "deterministic" and "algo.std_start" not in given:
+    if cloned.policy == "deterministic" and "algo.std_start" not in typed:
         raise UserError(f"{path}: its actor has no standard deviation to explore with; give one, algo.std_start=0.1")
     algo = dataclasses.replace(
         algo,
@@ -109,7 +109,7 @@ def _of_run(
         spec, config, str(saved.record.get("env", "auto")), env, f"offrl finetune {path} mode=on_policy env=ID"
     )
     algorithm = kind(algo, spec)
-    states = [_with_actor(algorithm.init(p.seed), p, "algo.std_start" in given) for p in policies]
+    states = [_with_actor(algorithm.init(p.seed), p, "algo.std_start" in typed) for p in policies]
     return Start(
         config, algorithm, saved.replicas, {}, spec, task, saved.algorithm, None, saved.record["data"], None,
         stack(states), parent,

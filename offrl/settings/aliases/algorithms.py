@@ -52,6 +52,8 @@ OTHER_NAMES = {
     "sacn": "sac_n",
     "sac_n": "sac_n",
     "simbav2bc": "simba_bc",
+    "proximalpolicyoptimization": "ppo",
+    "proximalpolicyoptimisation": "ppo",
 }
 # what people ask for that is not here, and what is nearest in kind
 NOT_HERE = {
@@ -73,9 +75,7 @@ NOT_HERE = {
     "dqn": "iql, bc or cql, some of which take discrete actions: offrl list",
     "doubledqn": "iql, bc or cql, some of which take discrete actions: offrl list",
     "simba": "simbav2, its successor",
-    "ppo": "offrl finetune, which goes on in an environment; PPO's policies can be recorded: offrl collect "
-    "policy=mine.py:act",
-    "a2c": "offrl finetune, which goes on in an environment",
+    "a2c": "ppo, which learns from what it plays: offrl finetune algo=ppo env=ID",
     "gail": "bc or recoil, which imitate from data",
     "dreamer": "mopo, mobile or pets, which learn in or plan with a model",
     "coplanner": "mbpo with algo.candidates=5, whose exploration is COPlanner's",
