@@ -99,6 +99,35 @@ def test_a_residual_on_a_run_and_every_command_takes_it(trained: Offrl) -> None:
         assert result.status == 2 and result.err.count("\n") == 1 and words in result.err, (command, result.err)
 
 
+@pytest.mark.slow
+def test_ppo_and_every_command_takes_it(offrl: Offrl) -> None:
+    small = "algo=ppo env=Pendulum-v1 envs=2 seeds=2 algo.horizon=8 algo.passes=2 algo.batch_size=8 algo.hidden=[8]"
+    result = tune(offrl, f"{small} steps=32 eval.every=16 name=p")
+    assert result.status == 0, result.err
+    assert "ppo+online" in result.out and "envs=2, after 0 offline updates" in result.out
+    assert [r["step"] for r in Run("runs/p").score_rows] == [0, 0, 16, 16, 32, 32]
+    shown = offrl("evaluate runs/p episodes=1 max_steps=12")
+    assert shown.status == 0, shown.err
+    assert offrl("export runs/p format=pt2").status == 0
+    reported = offrl("report runs/p")
+    assert reported.status == 0, reported.err
+    more = tune(offrl, "resume=runs/p steps=48")
+    assert more.status == 2 and "steps: 32 there, 48 here" in more.err  # over which its rate falls
+    assert tune(offrl, f"{small} steps=32 name=q algo.schedule=constant").status == 0
+    assert tune(offrl, "resume=runs/q steps=48").status == 0
+    for command, words in (
+        (f"{small} algo.batch_size=5", "does not divide the 16 steps"),
+        (f"{small} algo.desired_kl=0", "desired_kl"),
+        (f"{small} algo.std_start=1e-7", "std_start"),
+        ("algo=ppo env=CartPole-v1", "needs continuous actions"),
+        ("algo=ppo env=Pendulum-v1 mixing=0.5", "belongs to mode=transitions"),
+        ("runs/p mode=on_policy", "learnt online"),
+        ("mode=on_policy", "the environment must be named"),
+    ):
+        result = tune(offrl, command)
+        assert result.status == 2 and result.err.count("\n") == 1 and words in result.err, (command, result.err)
+
+
 def test_from_fresh_parameters_with_and_without_data(offrl: Offrl, write: Callable[..., Path]) -> None:
     write("hopper.hdf5")
     small = (
