@@ -505,6 +505,26 @@ def test_what_the_environment_gets_wrong_is_named_and_what_was_learnt_is_saved(
     )
 
 
+def test_a_step_whose_next_episode_cannot_begin_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other environments are in the middle of their episodes then."""
+    settings = {"envs": 2, "steps": 40, "eval.every": 0}
+    offline = trained(tmp_path)
+    well = tune(offline, tmp_path, "well", **settings)
+    resets, reset = 0, Walk.reset
+
+    def fails_once(self: Walk, **more: Any) -> tuple[Any, dict[str, Any]]:
+        nonlocal resets
+        resets += 1
+        if resets == 15:
+            raise OSError("no start")
+        return reset(self, **more)
+
+    monkeypatch.setattr(Walk, "reset", fails_once)
+    with pytest.raises(UserError, match=r"failed on reset \(seed \d, environment \d, episode [1-9].*OSError: no start"):
+        tune(offline, tmp_path, "failed", **settings)
+    assert_same(tune(offline, tmp_path, "failed", **settings), well)
+
+
 def test_a_replica_that_diverges_is_frozen_and_the_other_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ environment that is decided by its seed is then where it was.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from offrl.finetuning.play.actions import ActionScale
 from offrl.finetuning.play.interventions import Interventions
 from offrl.finetuning.play.snapshots import TASK, Snapshots
 from offrl.finetuning.play.success import SuccessRewards
-from offrl.finetuning.play.turns import Ended, Seat, Turn, blank, episode_goal, start_seed
+from offrl.finetuning.play.turns import Ended, Seat, Turn, blank, episode_goal, first_row, running, start_seed
 from offrl.tasks.environments import action_kind, episode_limit, flattener, make_env, to_space
 from offrl.tasks.episodes import ENDLESS, mujoco_warnings
 from offrl.tasks.task import Task
@@ -144,7 +145,7 @@ class Play:
             if over[k]:
                 success = None if np.isnan(seat.success) else seat.success
                 ended.append(Ended(seat.replica, seat.total, len(seat.actions), seat.start, success))
-                self._begin(k, seat)
+        self._go_on(before, valid, over)
         amounts = steps.successes, steps.costs
         return Turn(before, stored, rewards, rows, terminated, over, valid, ended, *amounts, intervened)
 
@@ -152,19 +153,13 @@ class Play:
 
     def state(self) -> dict[str, torch.Tensor]:
         """The state that `resume` needs: which episodes run, their actions so far, and the last observations."""
-        lengths = [len(seat.actions) for seat in self.seats]
-        actions = [np.stack(seat.actions) for seat in self.seats if seat.actions]
         empty = np.zeros((0,) if self.discrete else (0, self.choices), np.int64 if self.discrete else np.float32)
-        more = {} if self.snapshots is None else {"start": torch.tensor([seat.start for seat in self.seats])}
-        if self.interventions is not None:
-            flags = [flag for seat in self.seats for flag in seat.interventions]
-            more["interventions"] = torch.tensor(flags, dtype=torch.bool)
-        return more | {
-            "episode": torch.tensor([seat.episode for seat in self.seats]),
-            "length": torch.tensor(lengths),
-            "actions": torch.from_numpy(np.concatenate([empty, *actions])),
-            "current": torch.from_numpy(self.current.copy().view(np.uint8).reshape(len(lengths), -1)),
-        }
+        state = running(self.seats, empty)
+        if self.snapshots is None:
+            del state["start"]
+        if self.interventions is None:
+            del state["interventions"]
+        return state | {"current": torch.from_numpy(self.current.copy().view(np.uint8).reshape(len(self.seats), -1))}
 
     def resume(self, state: dict[str, torch.Tensor]) -> tuple[list[Turn], list[int]]:
         """Play the running episodes again: (what came of each step, of all environments as `step` gives it but for rows
@@ -210,6 +205,24 @@ class Play:
     def _limit(self, seat: Seat) -> int:
         return self.limit if self.snapshots is None or seat.start == TASK else min(self.limit, self.snapshots.limit)
 
+    def _go_on(self, before: np.ndarray, valid: np.ndarray, over: np.ndarray) -> None:
+        """Begin new episodes behind a step where one is over. Where one cannot begin, UserError is raised, and the step
+        is taken back, so that what is saved then is before it. before: `current` at the step.
+        """
+        past = {k: copy.copy(self.seats[k]) for k in np.flatnonzero(over).tolist()}
+        try:
+            for k in past:
+                self._begin(k, self.seats[k])
+        except UserError:
+            self.t -= self.envs
+            self.current[:] = before
+            for k in past:
+                self.seats[k] = past[k]
+            for k in np.flatnonzero(valid).tolist():
+                self.seats[k].actions.pop()
+                self.seats[k].interventions.pop()
+            raise
+
     def _begin(self, k: int, seat: Seat) -> None:
         """The next episode of environment k."""
         seat.episode += 1
@@ -231,15 +244,7 @@ class Play:
             raise
         except Exception as error:  # third-party environment
             raise UserError(f"{self.name} failed on reset {seat.where()}: {type(error).__name__}: {error}") from error
-        row = np.asarray(self.flatten(observation))
-        if row.shape != self.shape or not finite_rows(row[None])[0]:
-            fault = (
-                f"of shape {row.shape}, its space says {self.shape}"
-                if row.shape != self.shape
-                else "that is not finite"
-            )
-            raise UserError(f"{self.name}: reset gave an observation {fault} {seat.where()}")
-        self.current[k] = row
+        self.current[k] = first_row(self.flatten(observation), self.shape, f"{self.name}: reset", seat.where())
         if self.goal_dim:
             self.goals[k] = episode_goal(observation, info, self.goal_dim, f"{self.name}: reset", seat.where())
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from offrl.errors import UserError
+from offrl.evaluation.arrays import finite_rows
 from offrl.finetuning.play.snapshots import TASK
 from offrl.tasks.episodes import goal_of
 
@@ -80,6 +83,32 @@ def blank(rows: np.ndarray, actions: np.ndarray) -> Turn:
         unknown.copy(),
         flags.copy(),
     )
+
+
+def running(seats: Sequence[Seat], empty: np.ndarray) -> dict[str, torch.Tensor]:
+    """The running episodes of K environments: each one's number, length and start [K], and the actions and
+    interventions of all their steps, one episode after another. empty: no actions, of the kind.
+    """
+    flags = [flag for seat in seats for flag in seat.interventions]
+    return {
+        "episode": torch.tensor([seat.episode for seat in seats]),
+        "length": torch.tensor([len(seat.actions) for seat in seats]),
+        "start": torch.tensor([seat.start for seat in seats]),
+        "actions": torch.from_numpy(np.concatenate([empty, *(np.stack(s.actions) for s in seats if s.actions)])),
+        "interventions": torch.tensor(flags, dtype=torch.bool),
+    }
+
+
+def first_row(observation: np.ndarray, shape: tuple[int, ...], name: str, where: str) -> np.ndarray:
+    """The flattened first observation of an episode. Raises UserError for one of another shape than its space's, or
+    that is not finite.
+    """
+    row = np.asarray(observation)
+    if row.shape != shape:
+        raise UserError(f"{name} gave an observation of shape {row.shape}, its space says {shape} {where}")
+    if not finite_rows(row[None])[0]:
+        raise UserError(f"{name} gave an observation that is not finite {where}")
+    return row
 
 
 def start_seed(seed: int, replica_seed: int, env: int, episode: int) -> int:
