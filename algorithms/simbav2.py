@@ -91,8 +91,8 @@ class SimbaV2(SoftActorCritic[SimbaV2Config]):
 
     Deviations. The authors scale rewards by running statistics of the returns in play; here one number from the data
     stands for them, the same for the whole run (`reward_divisor`), which a run keeps when it learns on in an
-    environment; without data it is a setting. Observations are normalised by the data's statistics alone: without data
-    they are as the environment gives them.
+    environment; without data it is a setting. Observations are normalised by the data's statistics, and by running ones
+    of play where there are no data.
     """
 
     traits = replace(SoftActorCritic.traits, actions=("continuous",), own_encoders=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, cast
 
 import torch
@@ -18,6 +19,13 @@ from offrl.optim import Params
 def set_spec(algorithm: Algorithm, spec: DataSpec) -> None:
     """Take another specification of the same data, with what an environment says of them."""
     algorithm.data_spec, algorithm.spec = spec, encoded_spec(spec, algorithm.traits.observations)
+
+
+def with_spec(algorithm: Algorithm, spec: DataSpec) -> Algorithm:
+    """A copy of `algorithm` with another specification of the same data."""
+    copied = copy.copy(algorithm)
+    set_spec(copied, spec)
+    return copied
 
 
 def encoded_update(algorithm: Algorithm, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:

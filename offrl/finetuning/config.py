@@ -16,7 +16,7 @@ FROM_SCRATCH_WARMUP = 1_000
 ENVIRONMENTS = {"transitions": 1, "residual": 16, "expansion": 1, "on_policy": 16}  # unless `envs` says otherwise
 STARTS = ("start_steps", "start_limit", "start_share")  # settings of starts=data
 # what an algorithm's `finetune` block may say besides settings of its own
-CONVENTIONS = ("mixing", "update_every", "noise", "warmup", "utd")
+CONVENTIONS = ("mixing", "update_every", "noise", "warmup", "utd", "normalize")
 
 
 @dataclass
@@ -69,6 +69,13 @@ class FinetuneConfig:
         "null: the policy's own exploration (a sample, or TD3's noise); a number: its greedy action and Gaussian noise "
         "of that standard deviation, in half widths of the action range (discrete: probability of a random action); "
         "auto: what the algorithm is used with",
+    )
+    normalize: str = setting(
+        "auto",
+        "data: observations by the data's statistics, where those were normalised; running: by the mean and deviation "
+        "of all that a replica has seen so far, from fresh parameters without data; auto: what the algorithm is used "
+        "with (SimbaV2, without data: running; the others: data)",
+        choices=("auto", "data", "running"),
     )
     capacity: int | None = setting(None, "transitions of each replica that are kept; null: all", low=1)
     interventions: str | None = setting(
@@ -144,9 +151,11 @@ FREE = (
 )
 
 
-def choose(config: FinetuneConfig, online: Mapping[str, Any], fresh: bool) -> FinetuneConfig:
-    """`config` without what it leaves open: `online` is the algorithm's, `fresh` whether parameters are. Raises
-    UserError.
+def choose(
+    config: FinetuneConfig, online: Mapping[str, Any], fresh: bool, without_data: bool = False
+) -> FinetuneConfig:
+    """`config` without what it leaves open: `online` is the algorithm's, `fresh` whether parameters are, without_data:
+    whether no data are there at all. Raises UserError.
     """
     defaults = {"mixing": 0.5, "update_every": 1, "noise": None}
     chosen = {
@@ -165,6 +174,14 @@ def choose(config: FinetuneConfig, online: Mapping[str, Any], fresh: bool) -> Fi
     utd = float(online.get("utd", 1.0) if config.utd is None else config.utd)
     if not utd > 0.0:
         raise UserError(f"utd={utd:g} must be above 0")
+    chosen["normalize"] = "data"
+    if without_data:
+        chosen["normalize"] = online.get("normalize", "data") if config.normalize == "auto" else config.normalize
+    elif config.normalize == "running":
+        raise UserError(
+            "normalize=running is for fresh parameters without data, offrl finetune algo=NAME env=ID mixing=0: where "
+            "there are data or a run, its statistics stay as they are"
+        )
     chosen["mixing"] = None if mixing is None else float(mixing)
     chosen["update_every"] = update_every if update_every == "episode" else int(update_every)
     chosen["noise"] = None if noise is None else float(noise)

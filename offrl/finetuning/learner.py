@@ -107,7 +107,7 @@ class Learner(LocalEngine):
         if isinstance(observations, Mapping):
             obs: Any = pytree.tree_map(lambda x: x.to(self.device), observations)
         else:
-            obs = torch.tensor(observations, dtype=torch.float32, device=self.device)
+            obs = torch.as_tensor(observations, dtype=torch.float32, device=self.device)
         keys, fresh = rng.fold_in(rng.fold_in(acting.key, ACTING), t), torch.from_numpy(begun).to(self.device)
         towards_goals = goals is not None
         aims: Any = () if goals is None else torch.from_numpy(goals).to(self.device)

@@ -18,6 +18,7 @@ from offrl.errors import UserError
 from offrl.evaluation.evaluator import Evaluator
 from offrl.finetuning import record as place
 from offrl.finetuning.learner import Learner
+from offrl.finetuning.moving import MovingStatistics
 from offrl.finetuning.on_policy.loop import OnPolicyLoop
 from offrl.finetuning.play.environments import Play
 from offrl.finetuning.play.interventions import Interventions
@@ -25,10 +26,9 @@ from offrl.finetuning.play.snapshots import load as load_snapshots
 from offrl.finetuning.play.turns import Turn
 from offrl.finetuning.replay_buffer import INTERVENTIONS, MixedBatches, Replay, Ring
 from offrl.finetuning.session import OnlineLoop
-from offrl.finetuning.start import Start
+from offrl.finetuning.start import Start, online_lines
 from offrl.finetuning.transitions import Rows, columns_for, normal, returns_of
 from offrl.finetuning.windows import INTERVENTION
-from offrl.settings.presets import finetune_settings
 from offrl.system import backend
 from offrl.system.devices import pick_device
 from offrl.system.locks import exclusive
@@ -108,8 +108,12 @@ class TransitionLoop(OnlineLoop):
         source = None
         if start.dataset is not None:
             source = sampler.prepare(start.dataset if start.dataset.mapped else start.dataset.to(self.device))
+        self.statistics = None  # of what was observed, where they move
+        if config.normalize == "running":
+            self.statistics = MovingStatistics(start.spec, self.many, self.device)
+        change = None if self.statistics is None else self.statistics.of_batch
         batches = MixedBatches(
-            self.ring, sampler, source, state.key, algorithm.config.batch_size, config.mixing, corrected
+            self.ring, sampler, source, state.key, algorithm.config.batch_size, config.mixing, corrected, change
         )
         plan = Plan(algorithm, algorithm.config.batch_size, self.mode, config.precision, self.many)
         self.learner = Learner(plan, batches, self.replicas, self.device, start.fixed, start.anneal)
@@ -135,44 +139,7 @@ class TransitionLoop(OnlineLoop):
         )
 
     def _online(self) -> list[str]:
-        config, algo, spec = self.config, self.start.algorithm.config, self.start.spec
-        changed = [
-            f"{k}={getattr(algo, k)}" for k in finetune_settings(algo.name, self.start.label) or {} if hasattr(algo, k)
-        ]
-        changed += [
-            f"{k} from {a:g} to {b:g} times its value by {c:.0%} of the steps"
-            for k, (a, b, c) in self.start.anneal.items()
-        ]
-        lines = [f"online: {', '.join(changed)}"] if changed else []
-        if hasattr(algo, "real_share"):
-            lines.append(
-                f"{algo.real_share:g} of each batch real rows, the others imagined by a model that learns from all "
-                f"real ones every {self.start.algorithm.every / (self.config.utd or 1.0):g} steps"
-            )
-        if spec.reward_scale != 1.0 or spec.reward_shift != 0.0:
-            lines.append(
-                f"learning from rewards as the data's were transformed: {spec.reward_scale:g} x reward + "
-                f"{spec.reward_shift:g}"
-            )
-        if config.success is not None:
-            lines.append(
-                f"rewards of what is played: 1 where {config.success} sees success, which ends the episode; scores are "
-                "the environment's"
-            )
-        if config.interventions is not None:
-            source = "with the data's" if config.mixing else "as the others that were played"
-            lines.append(
-                f"{config.interventions} may act in the policy's place; rows of its actions are drawn {source}; scores "
-                "are of the policy alone"
-            )
-        if (snapshots := self.play.snapshots) is not None:
-            end = min(snapshots.steps, self.steps)
-            lines.append(
-                f"{snapshots.share:.0%} of the episodes of the first {end:,} steps begin in one of "
-                f"{len(snapshots.observations):,} states of {snapshots.where}, cut after {snapshots.limit:,} steps"
-                + (", none where the task begins" if snapshots.share == 1.0 and end == self.steps else "")
-            )
-        return lines
+        return online_lines(self.start, self.play.snapshots, self.steps)
 
     # ---- play
 
@@ -180,6 +147,8 @@ class TransitionLoop(OnlineLoop):
         """One step of every environment; sets how many updates are then due."""
         config, started = self.config, self.t
         turn = self.play.step(self._actions())
+        if self.statistics is not None:
+            self.statistics.add(turn.observations)
         owner, rows = self.rows.take(turn)
         self.replays[0].add(owner, rows)
         for replay in self.replays[1:]:
@@ -217,6 +186,8 @@ class TransitionLoop(OnlineLoop):
             return actions.reshape(-1, *actions.shape[2:])
         visible = self.rows.observed(self.play.current)
         observations = pytree.tree_map(lambda x: x.reshape(self.many, self.envs, *x.shape[1:]), visible)
+        if self.statistics is not None:
+            observations = self.statistics.normalised(torch.from_numpy(observations).float().to(self.device))
         begun = np.array([not seat.actions for seat in self.play.seats]).reshape(self.many, self.envs)
         goals = None
         if self.play.goal_dim:
@@ -241,10 +212,19 @@ class TransitionLoop(OnlineLoop):
             self.learner.run(self.updates, end - self.updates)
             self.updates = end
 
+    # ---- look
+
+    def _policies(self) -> list[Any]:
+        if self.statistics is None:
+            return super()._policies()
+        return self.statistics.policies(self.start.algorithm, self.learner.acting(), self.replicas)
+
     # ---- checkpoints
 
     def _holds(self) -> tuple[dict[str, Any], dict[str, Any]]:
         tensors = {"ended": torch.from_numpy(self.ended.copy()), "memory": self.learner.memory()}
+        if self.statistics is not None:
+            tensors["statistics"] = self.statistics.state()
         return tensors | {"intervened": self.intervened.clone()}, {
             "files": [replay.save() for replay in self.replays],
             "rows": [replay.ring.total.tolist() for replay in self.replays],
@@ -252,6 +232,8 @@ class TransitionLoop(OnlineLoop):
 
     def _restore(self, saved: Saved) -> None:
         self.ended, self.intervened = saved.tensors["ended"].numpy().copy(), saved.tensors["intervened"]
+        if self.statistics is not None:
+            self.statistics.load(part(saved.tensors, "statistics"))
         for replay, files, rows in zip(self.replays, saved.meta["files"], saved.meta["rows"], strict=True):
             replay.load(files, rows)
 

@@ -112,12 +112,14 @@ class MixedBatches:
         batch_size: int,
         mixing: float | None,
         interventions: Ring | None = None,
+        change: Callable[[Batch], Batch] | None = None,
     ) -> None:
         """source: what `sampler` prepared of the data; None where there are none, and mixing is 0. keys [N]: of the
         replicas. mixing: the share of each batch that is the data's; None: both in proportion to their rows.
-        interventions: the ring's rows that count as the data's where mixing is a share."""
+        interventions: the ring's rows that count as the data's where mixing is a share. change: what batches without
+        data go through."""
         self.ring, self.sampler, self.source, self.mixing = ring, sampler, source, mixing
-        self.interventions = interventions
+        self.interventions, self.change = interventions, change
         self.size, self.from_data = batch_size, batch_size if mixing is None else round(mixing * batch_size)
         self.keys = keys.to(ring.device)
         where = ring.device if source is None else _device(source)
@@ -128,7 +130,8 @@ class MixedBatches:
         ring's.
         """
         if self.from_data == 0:
-            return self._drawn(step, self.size, self.ring, 0)
+            played = self._drawn(step, self.size, self.ring, 0)
+            return played if self.change is None else self.change(played)
         data = self._of_data(step)
         if self.mixing is None:
             return self._union(step, data, self.ring, 0)

@@ -107,6 +107,12 @@ def begin(
             f"warmup={start.config.warmup}: {start.algorithm.config.name} learns a model of the environment before its "
             f"first update, which so few steps do not teach: warmup={start.algorithm.config.batch_size} or more"
         )
+    if start.config.normalize == "running" and (model or start.algorithm.traits.goal_conditioned):
+        learner = "learns a model of" if model else "draws goals from"
+        raise UserError(
+            f"normalize=running: {start.algorithm.config.name} {learner} observations as they were played, whose "
+            "statistics must stay: leave it out"
+        )
     if start.config.success is not None:
         start.success = SuccessRewards(start.config.success, start.spec)
     # a policy's file says where it learnt
@@ -207,8 +213,8 @@ def _fresh(config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | Non
         )
     label = algorithm_group(str(name))
     kind, changes = _kind(base_algorithm(label), label)
-    config = choose(config, changes, fresh=True)
     new_dataset = other.get("dataset") is not None or dataset is not None
+    config = choose(config, changes, fresh=True, without_data=not new_dataset)
     if not new_dataset and config.mixing != 0.0:
         raise UserError(
             f"mixing={null_or_number(config.mixing)} draws from data: name them, dataset=NAME, or learn without any, "

@@ -19,12 +19,14 @@ from offrl.data.fit import check_normalisation
 from offrl.data.transforms.apply import apply_transforms
 from offrl.errors import UserError
 from offrl.finetuning.config import FinetuneConfig, choose
+from offrl.finetuning.play.snapshots import Snapshots
 from offrl.finetuning.play.success import SuccessRewards
 from offrl.runs import record as runs
 from offrl.settings.compose import fill, flatten
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.evaluation import EvalConfig
 from offrl.settings.kinds import misfit, restored
+from offrl.settings.presets import finetune_settings
 from offrl.settings.replicas import Replica
 from offrl.settings.train import TrainConfig
 from offrl.settings.untrusted import check_code, read_settings
@@ -167,6 +169,52 @@ def spec_of(task: Task, images: str = IMAGES) -> tuple[DataSpec, Task]:
     return spec, task
 
 
+def online_lines(start: Start, snapshots: Snapshots | None, steps: int) -> list[str]:
+    """Lines for the reader about settings that differ online, or that decide what is learnt from. steps: of the run, in
+    whole rounds.
+    """
+    config, algo, spec = start.config, start.algorithm.config, start.spec
+    changed = [f"{k}={getattr(algo, k)}" for k in finetune_settings(algo.name, start.label) or {} if hasattr(algo, k)]
+    changed += [
+        f"{k} from {a:g} to {b:g} times its value by {c:.0%} of the steps" for k, (a, b, c) in start.anneal.items()
+    ]
+    lines = [f"online: {', '.join(changed)}"] if changed else []
+    if hasattr(algo, "real_share"):
+        lines.append(
+            f"{algo.real_share:g} of each batch real rows, the others imagined by a model that learns from all "
+            f"real ones every {start.algorithm.every / (config.utd or 1.0):g} steps"
+        )
+    if spec.reward_scale != 1.0 or spec.reward_shift != 0.0:
+        lines.append(
+            f"learning from rewards as the data's were transformed: {spec.reward_scale:g} x reward + "
+            f"{spec.reward_shift:g}"
+        )
+    if config.normalize == "running":
+        lines.append(
+            "observations normalised by running statistics of what each replica has seen; its policy's file holds "
+            "them as they are then"
+        )
+    if config.success is not None:
+        lines.append(
+            f"rewards of what is played: 1 where {config.success} sees success, which ends the episode; scores are "
+            "the environment's"
+        )
+    if config.interventions is not None:
+        source = "with the data's" if config.mixing else "as the others that were played"
+        lines.append(
+            f"{config.interventions} may act in the policy's place; rows of its actions are drawn {source}; scores "
+            "are of the policy alone"
+        )
+    if snapshots is not None:
+        end = min(snapshots.steps, steps)
+        lines.append(
+            f"{snapshots.share:.0%} of the episodes of the first {end:,} steps begin in one of "
+            f"{len(snapshots.observations):,} states of {snapshots.where}, cut after {snapshots.limit:,} steps"
+            + (", none where the task begins" if snapshots.share == 1.0 and end == steps else "")
+        )
+    return lines
+
+
 # ---- a fine-tuning run that was stopped
 
 NEEDED = (
@@ -216,8 +264,13 @@ def resume(
     run_settings.update({"runs_dir": str(path.resolve().parent), "name": path.resolve().name, "quiet": False})
     merged = {**flatten(run_settings), **{k: v for k, v in user_settings.items() if k not in other}}
     merged.pop("eval.env", None)
-    config = choose(fill(FinetuneConfig(), merged, "finetune"), {}, fresh=False)
-    initial = {"starts": "task", "interventions": None, "success": None, **identity["finetune"]}
+    config = choose(
+        fill(FinetuneConfig(), merged, "finetune"),
+        {},
+        fresh=False,
+        without_data=record["online"]["parent"] is None and settings is None,
+    )
+    initial = {"normalize": "data", "starts": "task", "interventions": None, "success": None, **identity["finetune"]}
     for name, value in user_settings.items():
         if name in initial and initial[name] != getattr(config, name):
             raise UserError(

@@ -325,7 +325,10 @@ def test_defaults_are_the_authors() -> None:
     run = compose({"algo": "simba_bc", "dataset": "-"})
     assert (run.algo.bc_weight, run.algo.decay_to, run.algo.decay_steps, run.steps) == (0.1, 0.1, 195_000, 390_000)
     assert run.label == "simba_bc" and run.dataset.normalize_observations
-    assert finetune_settings("simbav2") == {"warmup": 5000} and finetune_settings("simbav2", "simba_bc") == {}
+    assert (
+        finetune_settings("simbav2") == {"warmup": 5000, "normalize": "running"}
+        and finetune_settings("simbav2", "simba_bc") == {}
+    )
 
 
 def test_settings_of_other_networks_are_refused() -> None:

@@ -117,7 +117,7 @@ def rate_factor(iteration: int, iterations: int, warmup: int = 0) -> float:
 
 class Moments(NamedTuple):
     """Running mean and variance of N series: [N] float64 each. They begin as mean 0, variance 1 and 1e-4 values
-    seen.
+    seen, or as many as `begin` is told.
     """
 
     mean: Tensor
@@ -125,10 +125,12 @@ class Moments(NamedTuple):
     num_values: Tensor  # of each series
 
     @classmethod
-    def begin(cls, many: int) -> Moments:
-        """Of `many` series of which nothing is known."""
+    def begin(cls, many: int, prior: float = 1e-4) -> Moments:
+        """Of `many` series of which nothing is known. prior: how many values the mean 0 and the variance 1 stand
+        for.
+        """
         zeros = torch.zeros(many, dtype=torch.float64)
-        return cls(zeros, zeros + 1.0, zeros + 1e-4)
+        return cls(zeros, zeros + 1.0, zeros + prior)
 
     def add(self, values: Tensor) -> Moments:
         """With the values [N, E] of one moment (Chan et al., 1979)."""

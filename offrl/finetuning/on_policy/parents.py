@@ -15,7 +15,18 @@ from offrl.finetuning.start import KIND
 from offrl.runs.run import SavedRun
 
 # settings of mode=transitions
-OTHERS = ("mixing", "utd", "warmup", "update_every", "noise", "capacity", "interventions", "starts", *STARTS)
+OTHERS = (
+    "mixing",
+    "utd",
+    "warmup",
+    "update_every",
+    "noise",
+    "capacity",
+    "normalize",
+    "interventions",
+    "starts",
+    *STARTS,
+)
 
 
 def check_settings(settings: Mapping[str, Any], learner: str) -> None:
