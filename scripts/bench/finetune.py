@@ -20,6 +20,7 @@ import csv
 import json
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from offrl.runs.record import SCORES  # noqa: E402
 from offrl.runs.tables import interval_text  # noqa: E402
 from offrl.settings.evaluation import EvalConfig  # noqa: E402
 from offrl.statistics.intervals import mean_interval  # noqa: E402
+from offrl.tasks.task import Task  # noqa: E402
 
 HIDDEN = [256, 256]
 SMALL = {"algo.hidden": [64, 64]}  # of the curves beside MBPO
@@ -132,41 +134,48 @@ def ours(name: str, args: argparse.Namespace) -> None:
 
 
 def sb3(args: argparse.Namespace) -> None:
-    """Stable-Baselines3's SAC with its defaults, scored by our evaluator from the same start states:
-    --out/sb3/scores.csv.
-    """
+    """Stable-Baselines3's SAC with its defaults, in --out/sb3."""
+    import gymnasium as gym
     import torch
     from stable_baselines3 import SAC
 
     torch.set_num_threads(1)
     task = load_dataset(args.data).spec.task
     assert task is not None
-    folder = args.out / "sb3"
+    steps, scoring = range(0, args.steps + 1, args.every), EvalConfig(episodes=args.episodes, env=args.env)
+    score_sb3(
+        args.out / "sb3", args.seeds, steps, task, scoring,
+        lambda seed: SAC("MlpPolicy", gym.make(args.env), seed=seed, device="cpu"),
+    )  # fmt: skip
+
+
+def score_sb3(
+    folder: Path,
+    seeds: int,
+    steps: Sequence[int],
+    task: Task,
+    scoring: EvalConfig,
+    model_of: Callable[[int], Any],
+    scale: float = 1.0,
+) -> None:
+    """Train Stable-Baselines3's models, made by `model_of(seed)`, and score them after `steps` environment steps by our
+    evaluator from the same start states: folder/scores.csv. scale: what their actions are multiplied by.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    for seed in range(args.seeds):
+    for seed in range(seeds):
         part = folder / f"seed_{seed}.json"
-        if part.exists() and json.loads(part.read_text())[-1]["step"] >= args.steps:
+        if part.exists() and json.loads(part.read_text())[-1]["step"] >= steps[-1]:
             continue
         rows: list[dict[str, Any]] = []
-        import gymnasium as gym
-
-        model = SAC("MlpPolicy", gym.make(args.env), seed=seed, device="cpu")
-        with Evaluator(task, EvalConfig(episodes=args.episodes, env=args.env)) as evaluator:
-            for step in range(0, args.steps + 1, args.every):
-                if step:
-                    model.learn(args.every, reset_num_timesteps=False)
-                row = evaluator([_Greedy(model)], [seed]).rows()[0]
-                rows.append(
-                    {
-                        "step": step,
-                        "seed": seed,
-                        "episodes": args.episodes,
-                        "return_mean": row["return_mean"],
-                        "score": row["score"],
-                        "dataset": "",
-                        **asdict(evaluator.provenance),
-                    }
-                )
+        model = model_of(seed)
+        with Evaluator(task, scoring) as evaluator:
+            for step in steps:
+                if more := step - model.num_timesteps:
+                    model.learn(more, reset_num_timesteps=False)
+                row = evaluator([_Greedy(model, scale)], [seed]).rows()[0]
+                scores = {name: row[name] for name in ("return_mean", "score")}
+                about = {"step": step, "seed": seed, "episodes": scoring.episodes, "dataset": ""}
+                rows.append({**about, **scores, **asdict(evaluator.provenance)})
         part.write_text(json.dumps(rows))
     records = [row for path in sorted(folder.glob("seed_*.json")) for row in json.loads(path.read_text())]
     with open(folder / SCORES, "w", newline="") as file:
@@ -178,16 +187,14 @@ def sb3(args: argparse.Namespace) -> None:
 class _Greedy:
     """SB3's model as a policy for our evaluator."""
 
-    discount = 0.99
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    def __init__(self, model: Any, scale: float) -> None:
+        self.model, self.scale, self.discount = model, scale, model.gamma
 
     def start(self, episodes: int) -> None:
         return None
 
     def step(self, carry: None, observations: np.ndarray, t: int) -> tuple[np.ndarray, None]:
-        return self.model.predict(observations, deterministic=True)[0], None
+        return self.scale * self.model.predict(observations, deterministic=True)[0], None
 
 
 def table(out: Path) -> None:

@@ -9,28 +9,22 @@ from the same start states. What is in --out already is not run again. Writes pp
 from __future__ import annotations
 
 import argparse
-import csv
-import json
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import numpy as np  # noqa: E402
-
 import offrl  # noqa: E402
-from offrl.evaluation.evaluator import Evaluator  # noqa: E402
 from offrl.figures import curves as plots  # noqa: E402
 from offrl.finetuning.summary import picture  # noqa: E402
-from offrl.runs.log import SCORE_COLUMNS  # noqa: E402
 from offrl.runs.record import SCORES  # noqa: E402
 from offrl.runs.tables import interval_text  # noqa: E402
 from offrl.settings.evaluation import EvalConfig  # noqa: E402
 from offrl.statistics.intervals import mean_interval  # noqa: E402
+from scripts.bench.finetune import score_sb3  # noqa: E402
 
 ENV, ENVS, HORIZON = "Pendulum-v1", 16, 128
 ITERATION = ENVS * HORIZON
@@ -55,9 +49,9 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=20)
     args = parser.parse_args()
     for name, train in (("ours", ours), ("sb3", sb3)):
-        began = time.monotonic()
+        start = time.monotonic()
         train(args)
-        print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
+        print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
     table(args.out)
 
 
@@ -70,53 +64,23 @@ def ours(args: argparse.Namespace) -> None:
 
 
 def sb3(args: argparse.Namespace) -> None:
-    """In --out/sb3/scores.csv."""
+    """In --out/sb3."""
     import torch
     from gymnasium.wrappers import RescaleAction
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
 
     torch.set_num_threads(1)
-    task = offrl.load(args.out / "ours").spec.task
-    folder = args.out / "sb3"
-    folder.mkdir(parents=True, exist_ok=True)
     limits = {"min_action": -1.0, "max_action": 1.0}
-    for seed in range(args.seeds):
-        part = folder / f"seed_{seed}.json"
-        if part.exists():
-            continue
-        rows: list[dict[str, Any]] = []
+
+    def model_of(seed: int) -> PPO:
         envs = make_vec_env(ENV, ENVS, seed=seed, wrapper_class=RescaleAction, wrapper_kwargs=limits)
-        model = PPO("MlpPolicy", envs, n_steps=HORIZON, gamma=0.9, learning_rate=1e-3, seed=seed, device="cpu")
-        with Evaluator(task, EvalConfig(episodes=args.episodes, env=ENV)) as evaluator:
-            for iteration in dict.fromkeys([*range(0, args.iterations, args.every), args.iterations]):
-                if more := iteration * ITERATION - model.num_timesteps:
-                    model.learn(more, reset_num_timesteps=False)
-                row = evaluator([_Greedy(model)], [seed]).rows()[0]
-                found = {"step": iteration * ITERATION, "seed": seed, "episodes": args.episodes, "dataset": ""}
-                found |= {name: row[name] for name in ("return_mean", "score")}
-                rows.append({**found, **asdict(evaluator.provenance)})
-        part.write_text(json.dumps(rows))
-    records = [row for path in sorted(folder.glob("seed_*.json")) for row in json.loads(path.read_text())]
-    with open(folder / SCORES, "w", newline="") as file:
-        writer = csv.DictWriter(file, SCORE_COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(sorted(records, key=lambda r: (r["step"], r["seed"])))
+        return PPO("MlpPolicy", envs, n_steps=HORIZON, gamma=0.9, learning_rate=1e-3, seed=seed, device="cpu")
 
-
-class _Greedy:
-    """SB3's model, which acts in [-1, 1], as a policy for our evaluator."""
-
-    discount = 0.9
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-    def start(self, episodes: int) -> None:
-        return None
-
-    def step(self, carry: None, observations: np.ndarray, t: int) -> tuple[np.ndarray, None]:
-        return 2.0 * self.model.predict(observations, deterministic=True)[0], None
+    iterations = dict.fromkeys([*range(0, args.iterations, args.every), args.iterations])
+    steps, task = [n * ITERATION for n in iterations], offrl.load(args.out / "ours").spec.task
+    scoring = EvalConfig(episodes=args.episodes, env=ENV)
+    score_sb3(args.out / "sb3", args.seeds, steps, task, scoring, model_of, scale=2.0)  # Pendulum's torque
 
 
 def table(out: Path) -> None:
