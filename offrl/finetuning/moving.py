@@ -19,7 +19,8 @@ from offrl.families.on_policy.ppo import Moments
 from offrl.settings.replicas import Replica
 from offrl.training.engine import policies_of
 
-EPSILON = 1e-2  # added to the deviation, as in FastTD3's code: an observation that hardly moves is not blown up
+# added to the deviation, as in the code of FastTD3 and rsl_rl: an observation that hardly moves is not blown up
+EPSILON = 1e-2
 SEEN = ("observations", "next_observations", FOLLOWING)  # the columns that are normalised
 
 
@@ -33,7 +34,7 @@ class MovingStatistics:
         self._renew()
 
     def add(self, observations: np.ndarray) -> None:
-        """The observations [N * E, *O] of one step, in which all have acted."""
+        """Observations in which all have acted: [N * E, *O] of one step, or [N, R, *O] of several."""
         rows = torch.from_numpy(observations.astype(np.float64)).reshape(self.replicas, -1, self.spec.observation_dim)
         self.moments = self.moments.add(rows.transpose(1, 2).flatten(0, 1))
         self._renew()

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import functools
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 
 import offrl
 from offrl.algorithm import stack
@@ -23,35 +19,9 @@ from offrl.finetuning import summary as outcome
 from offrl.finetuning.on_policy.learner import Passes
 from offrl.finetuning.on_policy.rollout import Observers
 from offrl.system import files as checkpoint
+from tests.support.walk import Walk
 
 SMALL: dict[str, Any] = {"quiet": True, "device": "cpu", "compile": "eager", "eval.episodes": 2, "eval.workers": 0}
-
-
-class Walk(gym.Env[Any, Any]):
-    """x moves by half the action and a drift; success beyond 0.8, which pays nothing, and a time-out after 9 steps.
-    Counts all steps.
-    """
-
-    observation_space = spaces.Box(-9, 9, (2,))
-    action_space = spaces.Box(-2.0, 2.0, (1,))
-    steps, at = 0, -1
-
-    def __init__(self, reports: bool = True) -> None:
-        self.reports = reports
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.x, self.t = float(self.np_random.uniform(-0.5, 0.5)), 0
-        return np.array([self.x, self.t], np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        Walk.steps += 1
-        if Walk.steps == Walk.at:
-            os.kill(os.getpid(), signal.SIGINT)
-        self.x += float(action[0]) / 2 + 0.05
-        self.t += 1
-        info = {"success": self.x > 0.8} if self.reports else {}
-        return np.array([self.x, self.t], np.float32), -abs(self.x), False, self.t >= 9, info
 
 
 @pytest.fixture(autouse=True)

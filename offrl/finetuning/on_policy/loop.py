@@ -16,6 +16,7 @@ from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError, warn
 from offrl.families.on_policy import ppo
 from offrl.families.on_policy.algorithm import OnPolicy
+from offrl.finetuning.moving import MovingStatistics
 from offrl.finetuning.on_policy.learner import OnPolicyLearner, Passes, minibatches
 from offrl.finetuning.on_policy.rollout import Observers, batch_of, play_on
 from offrl.finetuning.play.turns import Turn
@@ -52,7 +53,9 @@ class OnPolicyLoop(OnlineLoop):
         self.batch: Batch | None = None  # what was played and not yet learnt of
         self.mark: dict[str, Any] | None = None  # what a checkpoint holds of the beginning of the iteration that runs
         self.moments = ppo.Moments.begin(self.many)  # of rewards
-        self.observed = ppo.Moments.begin(self.many * start.spec.observation_dim)  # of each observed number
+        self.statistics = None  # of what was observed, where they move
+        if self.algorithm.statistics == "running":
+            self.statistics = MovingStatistics(start.spec, self.many, self.device)
         # since the last line: episodes that reported it, those that had it
         self.successes = torch.zeros(2, self.many, dtype=torch.float64)
 
@@ -91,17 +94,6 @@ class OnPolicyLoop(OnlineLoop):
         spread = observations.std(1)
         self.learner.put("mean", observations.mean(1))
         self.learner.put("std", torch.where(spread > 1e-6, spread, 1.0))
-
-    def _follow(self, observations: Tensor) -> None:
-        """Renew the running statistics by the observations [N, R, O] of an iteration, from which nothing more is
-        learnt: play and passes see the same ones.
-        """
-        many, rows, width = observations.shape
-        series = observations.cpu().transpose(1, 2).reshape(many * width, rows)
-        self.observed = self.observed.add(series)
-        mean, variance = (x.reshape(many, width).float().to(self.device) for x in self.observed[:2])
-        self.learner.put("mean", mean)
-        self.learner.put("std", (variance + 1e-8).sqrt())
 
     def _check(self, actions: np.ndarray, last: bool) -> bool:
         """Between two steps: stop where a signal came. Whether actions [N, E, A] are finite; if not, their replicas are
@@ -147,8 +139,10 @@ class OnPolicyLoop(OnlineLoop):
         number = self.updates // self.each
         self.learner.rates(number, self.steps // self.round)
         self.learner.learn(self.batch, number, self.updates, self.each)
-        if self.algorithm.statistics == "running":
-            self._follow(self.batch["observations"])
+        if self.statistics is not None:  # once nothing more is learnt of the iteration: play and passes see the same
+            self.statistics.add(self.batch["observations"].cpu().numpy())
+            self.learner.put("mean", self.statistics.mean)
+            self.learner.put("std", self.statistics.std)
         self.updates, self.batch = self.goal, None
 
     # ---- look
@@ -174,7 +168,7 @@ class OnPolicyLoop(OnlineLoop):
             "episodes": self.episodes.clone(),
             "bases": self.observers.state(),
             "moments": dict(self.moments._asdict()),
-            **({"seen": dict(self.observed._asdict())} if self.algorithm.statistics == "running" else {}),
+            **({} if self.statistics is None else {"statistics": self.statistics.state()}),
             "successes": self.successes.clone(),
         }
 
@@ -183,8 +177,8 @@ class OnPolicyLoop(OnlineLoop):
 
     def _restore(self, saved: Saved) -> None:
         self.moments = ppo.Moments(**part(saved.tensors, "moments"))
-        if self.algorithm.statistics == "running":
-            self.observed = ppo.Moments(**part(saved.tensors, "seen"))
+        if self.statistics is not None:
+            self.statistics.load(part(saved.tensors, "statistics"))
         self.successes = saved.tensors["successes"]
 
     def _resume_play(self, saved: Saved, turns: list[Turn], restarted: list[int]) -> None:
