@@ -154,12 +154,8 @@ class Play:
     def state(self) -> dict[str, torch.Tensor]:
         """The state that `resume` needs: which episodes run, their actions so far, and the last observations."""
         empty = np.zeros((0,) if self.discrete else (0, self.choices), np.int64 if self.discrete else np.float32)
-        state = running(self.seats, empty)
-        if self.snapshots is None:
-            del state["start"]
-        if self.interventions is None:
-            del state["interventions"]
-        return state | {"current": torch.from_numpy(self.current.copy().view(np.uint8).reshape(len(self.seats), -1))}
+        current = torch.from_numpy(self.current.copy().view(np.uint8).reshape(len(self.seats), -1))
+        return running(self.seats, empty) | {"current": current}
 
     def resume(self, state: dict[str, torch.Tensor]) -> tuple[list[Turn], list[int]]:
         """Play the running episodes again: (what came of each step, of all environments as `step` gives it but for rows
