@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from offrl.algorithm import TrainState
+from offrl.algorithm import Metrics, TrainState
 from offrl.data.fit import settled
 from offrl.encoding import set_spec
 from offrl.errors import UserError
@@ -35,6 +35,7 @@ from offrl.system.locks import exclusive
 from offrl.training.engine import Plan
 from offrl.training.execution import choose_mode
 from offrl.training.run.checkpoints import Saved, part
+from offrl.training.updates import warn_saturated
 
 SLICE = 16  # updates between two looks at signals
 
@@ -89,6 +90,7 @@ class TransitionLoop(OnlineLoop):
 
     def _prepare(self, state: TrainState) -> None:
         start, config, algorithm = self.start, self.config, self.start.algorithm
+        self.saturated = False  # targets beyond the critics' range were warned of
         self.ended = np.zeros(self.many, bool)  # an episode has ended since the last updates
         self.warmup = config.warmup or 0
         sampler = algorithm.sampler()
@@ -213,6 +215,11 @@ class TransitionLoop(OnlineLoop):
             self.updates = end
 
     # ---- look
+
+    def _means(self, means: Metrics) -> Metrics:
+        limits = getattr(self.start.algorithm.config, "value_range", [])
+        self.saturated = self.saturated or (bool(limits) and warn_saturated(means, limits, self.replicas))
+        return means
 
     def _policies(self) -> list[Any]:
         if self.statistics is None:

@@ -23,6 +23,7 @@ HORIZON = 1000.0  # rewards add up to so many times the largest one, as with a d
 UNKNOWN = 1e10  # in place of the data's largest number
 LOOKED_AT = 10_000  # rows of the other columns, whose largest number matters by its size only
 LARGE_RATE = 0.1
+SATURATED = 0.05
 COUNT = "count of "  # prefix of the sums that count in how many updates a metric came
 
 
@@ -99,6 +100,21 @@ def warn_of_rates(config: Any, grid: Mapping[str, Sequence[float]]) -> None:
                 f"algo.{name}={large[0]:g} moves every parameter by about that much in each update; 1e-5 to 1e-2 are "
                 f"usual{meant}"
             )
+
+
+def warn_saturated(metrics: Metrics, limits: Sequence[float], replicas: Sequence[Replica]) -> bool:
+    """Warn, and return True, where more than SATURATED of the targets [N] lie beyond the range of the critics' bins.
+
+    limits: that range, the setting value_range."""
+    shares = metrics.get("critic/saturation", torch.zeros(0))
+    if not bool((shares > SATURATED).any()):
+        return False
+    worst = int(shares.nan_to_num(0.0).argmax())
+    warn(
+        f"{shares[worst]:.0%} of the targets of {replicas[worst]} lie beyond algo.value_range={list(limits)}, where "
+        "they are cut off (critic/saturation): begin anew with a wider range, which has to hold every discounted return"
+    )
+    return True
 
 
 def warn_of_no_rewards(traits: Traits, algorithm: str, dataset: Dataset) -> None:
