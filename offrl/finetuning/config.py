@@ -16,7 +16,7 @@ FROM_SCRATCH_WARMUP = 1_000
 ENVIRONMENTS = {"transitions": 1, "residual": 16, "expansion": 1, "on_policy": 16}  # unless `envs` says otherwise
 STARTS = ("start_steps", "start_limit", "start_share")  # settings of starts=data
 # what an algorithm's `finetune` block may say besides settings of its own
-CONVENTIONS = ("mixing", "update_every", "noise", "warmup", "utd", "normalize")
+CONVENTIONS = ("mixing", "update_every", "noise", "warmup", "utd", "normalize", "envs")
 
 
 @dataclass
@@ -38,7 +38,8 @@ class FinetuneConfig:
     steps: int = setting(100_000, "environment steps of each replica", low=1)
     envs: int | None = setting(
         None,
-        "environments of each replica, stepped side by side; null: 1, or 16 with mode=residual and PPO",
+        "environments of each replica, stepped side by side; null: 1, or what the algorithm is used with (FastTD3: "
+        "128, mode=residual and PPO: 16)",
         low=1,
         high=1024,
     )
@@ -50,7 +51,8 @@ class FinetuneConfig:
     )
     utd: float | None = setting(
         None,
-        "updates for each environment step; null: what the algorithm is used with (MBPO: 20; the others: 1)",
+        "updates for each environment step; null: what the algorithm is used with (MBPO: 20, FastTD3: 2/128, the "
+        "others: 1)",
         low=0.0,
     )
     warmup: int | None = setting(
@@ -74,7 +76,7 @@ class FinetuneConfig:
         "auto",
         "data: observations by the data's statistics, where those were normalised; running: by the mean and deviation "
         "of all that a replica has seen so far, from fresh parameters without data; auto: what the algorithm is used "
-        "with (SimbaV2, without data: running; the others: data)",
+        "with (FastTD3, SimbaV2, without data: running; the others: data)",
         choices=("auto", "data", "running"),
     )
     capacity: int | None = setting(None, "transitions of each replica that are kept; null: all", low=1)
@@ -196,7 +198,7 @@ def choose(
     plain = FinetuneConfig()
     if config.starts == "task" and (name := next((k for k in STARTS if getattr(config, k) != getattr(plain, k)), None)):
         raise UserError(f"{name}={getattr(config, name)} is a setting of starts=data")
-    envs = ENVIRONMENTS[config.mode] if config.envs is None else config.envs
+    envs = online.get("envs", ENVIRONMENTS[config.mode]) if config.envs is None else config.envs
     return dataclasses.replace(config, **chosen, utd=utd, warmup=warmup, envs=envs, eval=evaluation)
 
 

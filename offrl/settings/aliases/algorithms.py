@@ -23,6 +23,7 @@ OTHER_NAMES = {
     "conservativeqlearning": "cql",
     "calibratedql": "cal_ql",
     "calibratedqlearning": "cal_ql",
+    "fasttd3": "fast_td3",
     "td3plusbc": "td3_bc",
     "minimalistoffline": "td3_bc",
     "advantageweightedactorcritic": "awac",
