@@ -39,6 +39,7 @@ MODULES = (
     "jax_actor_critics",
     "warm_start",
     "sphere",
+    "fast_td3",
     "ogbench",
     "flows",
     "idql",
