@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from offrl import rng
 from offrl.algorithm import (
@@ -49,7 +50,7 @@ from offrl.data.samplers.states import (
     steps_of,
 )
 from offrl.families.sequence import masked_mean
-from offrl.optim import LaProp
+from offrl.optim import LaProp, constant
 from offrl.registry import register
 
 
@@ -106,14 +107,18 @@ class RSSM(Algorithm[RSSMConfig]):
     # ---- losses
 
     def actor_loss(self, actor: Params, dream: Dream, windows: LatentWindows, batch: Batch) -> Loss:
-        """-E weight [sg((R - v) / max(1, S)) ln pi(a|s) + 3e-4 H(pi)], DreamerV3's; ours: - bc_weight E ln pi(a_t|s_t)
-        of the data.
+        """-E weight [sg((R - v) / max(1, S)) ln pi(a|s) + 3e-4 H(pi)], DreamerV3's; actor_gradient=model: -E weight [R
+        + 3e-4 H(pi)], DreamerV2's; ours: - bc_weight E ln pi(a_t|s_t) of the data.
         """
         c, policy = self.config, self.policy
-        dist = self.apply("actor", actor, dream.features[:-1])
-        advantage = (dream.returns - dream.values[:-1]) / (dream.high - dream.low).clamp(min=1.0)
+        dist = self.apply("actor", actor, dream.features[:-1].detach())
         entropy = policy.entropy(dist)  # type: ignore[operator]
-        gain = policy.log_prob(dist, dream.actions) * advantage + c.entropy_weight * entropy
+        if c.actor_gradient == "model":
+            gain = dream.returns
+        else:
+            advantage = (dream.returns - dream.values[:-1]) / (dream.high - dream.low).clamp(min=1.0)
+            gain = policy.log_prob(dist, dream.actions) * advantage
+        gain = gain + c.entropy_weight * entropy
         known = self.apply("actor", actor, windows.state.features.detach())
         cloning = masked_mean(-policy.log_prob(known, batch["actions"]), ~batch[IS_LAST])
         loss = c.bc_weight * cloning - (dream.weights * gain).mean()
@@ -149,9 +154,10 @@ class RSSM(Algorithm[RSSMConfig]):
         windows = latents.observe_windows(batch["observations"], batch[PREVIOUS_ACTIONS], batch[IS_FIRST], keys[0])
         windows, batch = windows.since(c.burn_in), steps_of(batch, slice(c.burn_in, None))
         model, metrics = OBJECTIVES[c.objective](latents, windows, batch, keys[1], params)
-        dream = imagined(self, state, windows, keys[2])
+        through = params["actor"] if c.actor_gradient == "model" else None
+        dream = imagined(self, state, windows, keys[2], through)
         actor, actor_metrics = self.actor_loss(params["actor"], dream, windows, batch)
-        critic, critic_metrics = self.critic_loss(params["critic"], state, dream, windows, batch)
+        critic, critic_metrics = self.critic_loss(params["critic"], state, constant(dream), windows, batch)
         metrics = {**metrics, **actor_metrics, **critic_metrics}
         return model + actor + critic, metrics, {"low": dream.low, "high": dream.high}
 
@@ -160,12 +166,29 @@ class RSSM(Algorithm[RSSMConfig]):
         batch = in_time(batch)
         names = (*self.model, "actor", "critic")
         state, metrics, scale = self.descend(state, names, self.loss, batch, key, aux=True)
+        state = self.polyak(state.with_extra(**scale), "critic")
         if c.model_updates:
             learns = state.step < c.model_updates
             model = {n: _where(learns, state.params[n], before.params[n]) for n in self.model}
             state = state._replace(params={**state.params, **model})
-        return self.polyak(state.with_extra(**scale), "critic"), metrics
+            if c.policy_after_model:
+                state = self.without_policy(learns, state, before)
+        return state, metrics
+
+    def without_policy(self, waits: Tensor, state: TrainState, before: TrainState) -> TrainState:
+        """The state with actor, critic, their optimisers and the scale of returns of `before`, where `waits` []."""
+        names = ("actor", "critic")
+
+        def chosen(after: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+            return {**after, **{n: _where(waits, old[n], after[n]) for n in names if n in after}}
+
+        return state._replace(
+            params=chosen(state.params, before.params),
+            opt=chosen(state.opt, before.opt),
+            target=chosen(state.target, before.target),
+            extra=_where(waits, before.extra, state.extra),
+        )
 
 
-def _where(condition: Tensor, chosen: Params, otherwise: Params) -> Params:
-    return {k: torch.where(condition, v, otherwise[k]) for k, v in chosen.items()}
+def _where(condition: Tensor, chosen: Tree, otherwise: Tree) -> Tree:
+    return pytree.tree_map(lambda x, y: torch.where(condition, x, y), chosen, otherwise)

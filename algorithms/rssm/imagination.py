@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from offrl import losses, rng
-from offrl.algorithm import TrainState
+from offrl.algorithm import Params, TrainState
 from offrl.algorithms.rssm.latents import LatentState, LatentWindows, disagreement
 from offrl.algorithms.rssm.networks import HEAD
 
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
 
 class Dream(NamedTuple):
-    """What the policy lives through in the model, from N states on; constants."""
+    """What the policy lives through in the model, from N states on; constants, but where the policy learns through
+    the model.
+    """
 
     features: Tensor  # [H + 1, N, F]
     actions: Tensor  # [H, N, A], not clipped
@@ -28,13 +31,16 @@ class Dream(NamedTuple):
     high: Tensor
 
 
-def imagined(algorithm: RSSM, state: TrainState, windows: LatentWindows, key: Tensor) -> Dream:
+def imagined(
+    algorithm: RSSM, state: TrainState, windows: LatentWindows, key: Tensor, actor: Params | None = None
+) -> Dream:
     """H steps of the policy from all states of windows, by the parameters before this update; rewards less the
-    penalty.
+    penalty. actor: parameters of the policy, to which the returns' gradient goes through the model; None: to none.
     """
-    c, latents = algorithm.config, algorithm.latents(state.params)
-    with torch.no_grad():
-        states, actions = [LatentState(*(x.flatten(0, 1) for x in windows.state))], []
+    c, params = algorithm.config, state.params
+    latents = algorithm.latents(params if actor is None else {**params, "actor": actor})
+    with torch.no_grad() if actor is None else contextlib.nullcontext():
+        states, actions = [LatentState(*(x.flatten(0, 1).detach() for x in windows.state))], []
         doubts = [torch.zeros_like(states[0].sample[:, 0])]
         for step_key in rng.split(key, c.horizon):
             draw, move = rng.split(step_key)
@@ -46,15 +52,16 @@ def imagined(algorithm: RSSM, state: TrainState, windows: LatentWindows, key: Te
         features = torch.stack([each.features for each in states])
         rewards = HEAD.mean(latents.apply("reward", features))
         if c.members > 1:
-            rewards = rewards - c.penalty * torch.stack(doubts) / disagreement(windows.prior).mean()
+            unit = disagreement(windows.prior).mean().detach() if c.penalty_unit == "mean" else 1.0
+            rewards = rewards - c.penalty * torch.stack(doubts) / unit
         alive = latents.apply("continuation", features).squeeze(-1).float().sigmoid()
         values = HEAD.mean(latents.apply("critic", features))
         returns = lambda_returns(rewards, values, alive, torch.ones_like(alive), c.decay)
         low, high = (
-            torch.lerp(state.extra[name], losses.percentile(returns, share), 0.01)
+            torch.lerp(state.extra[name], losses.percentile(returns.detach(), share), 0.01)
             for name, share in (("low", 0.05), ("high", 0.95))
         )
-        return Dream(features, torch.stack(actions), values, returns, alive.cumprod(0)[:-1], low, high)
+        return Dream(features, torch.stack(actions), values, returns, alive.detach().cumprod(0)[:-1], low, high)
 
 
 def lambda_returns(rewards: Tensor, values: Tensor, alive: Tensor, goes_on: Tensor, decay: float | Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from offrl import rng
 from offrl.algorithms.rssm.settings import RSSMConfig
 from offrl.nn.heads import symlog
 
-UNIMIX = 0.01  # share of the uniform distribution in each categorical
+SMALLEST = 1e-30  # probability of a class
 
 
 class LatentState(NamedTuple):
@@ -62,7 +62,7 @@ class Latents:
         """Log probabilities [..., S, C] of logits [..., S C]."""
         c = self.config
         probabilities = logits.float().unflatten(-1, (c.groups, c.classes)).softmax(-1)
-        return ((1.0 - UNIMIX) * probabilities + UNIMIX / c.classes).log()
+        return ((1.0 - c.unimix) * probabilities + c.unimix / c.classes).clamp(min=SMALLEST).log()
 
     def observe(
         self, before: LatentState, action: Tensor, embedding: Tensor, noise: Tensor | None

@@ -25,14 +25,17 @@ def reconstruction(
     latents: Latents, windows: LatentWindows, batch: Batch, key: Tensor, params: Mapping[str, Params]
 ) -> Loss:
     """-ln p(o_t) - ln p(r_t) - ln p(c_t) + 1.0 max(1, KL(sg q | p)) + 0.1 max(1, KL(q | sg p)), with the rewards that
-    led to the states.
+    led to the states; free_bits_of=mean: max(1, mean KL) in place of the mean of max(1, KL).
     """
     c, valid, features = latents.config, batch[VALID], windows.state.features
     prior = one_head(windows.prior, key)
     divergence = kl(windows.posterior.detach(), prior)
-    dynamics = divergence.clamp(min=c.free_bits)
-    representation = c.representation_weight * kl(windows.posterior, prior.detach()).clamp(min=c.free_bits)
-    balanced = masked_mean(dynamics + representation, valid)
+    representation = kl(windows.posterior, prior.detach())
+    if c.free_bits_of == "mean":
+        divergences = [masked_mean(x, valid).clamp(min=c.free_bits) for x in (divergence, representation)]
+    else:
+        divergences = [x.clamp(min=c.free_bits) for x in (divergence, representation)]
+    balanced = masked_mean(c.dynamics_weight * divergences[0] + c.representation_weight * divergences[1], valid)
     reward, continuation = predictions(latents, features, batch)
     error = squared_error(latents.apply("decoder", features), batch["observations"])
     drawing = masked_mean(error, valid)
@@ -52,9 +55,9 @@ def bottleneck(
     KL(q | sg p), its mean over all states: the last term moves beta, the module "multiplier", and nothing else.
     """
     c, valid = latents.config, batch[VALID]
-    prior, share = one_head(windows.prior, key), c.representation_weight
+    prior, ahead, share = one_head(windows.prior, key), c.dynamics_weight, c.representation_weight
     forward, backward = kl(windows.posterior.detach(), prior), kl(windows.posterior, prior.detach())
-    excess = masked_mean(forward + share * backward, valid) / (1.0 + share) - c.kl_limit
+    excess = masked_mean(ahead * forward + share * backward, valid) / (ahead + share) - c.kl_limit
     log_weight = params["multiplier"]["log"]
     weight = log_weight.detach().exp()
     reward, continuation = predictions(latents, windows.state.features, batch)

@@ -44,11 +44,20 @@ class RSSMConfig:
         "them (RePo)",
         choices=("reconstruction", "bottleneck"),
     )
+    dynamics_weight: float = setting(1.0, "weight of the KL divergence that trains the prior", low=0.0)
     representation_weight: float = setting(
-        0.1, "weight of the KL divergence that trains the posterior, beside 1 of that which trains the prior", low=0.0
+        0.1, "weight of the KL divergence that trains the posterior, beside that which trains the prior", low=0.0
     )
     free_bits: float = setting(
         1.0, "reconstruction: a state's KL divergence below this, in nats, trains nothing", low=0.0
+    )
+    free_bits_of: str = setting(
+        "state",
+        "reconstruction: whether that bound is of each state, or of the mean over a batch (DreamerV2)",
+        choices=("state", "mean"),
+    )
+    unimix: float = setting(
+        0.01, "share of the uniform distribution in each categorical (DreamerV2: 0)", low=0.0, high=1.0
     )
     kl_limit: float = setting(
         3.0, "bottleneck: largest mean KL divergence of posterior and prior, in nats a state", low=0.0
@@ -62,18 +71,32 @@ class RSSMConfig:
     polyak: float = setting(0.02, "share of the critic that enters its slow copy in each update", low=0.0, high=1.0)
     replay_weight: float = setting(0.3, "weight of the critic's loss on the data's returns", low=0.0)
     entropy_weight: float = setting(3e-4, "weight of the policy's entropy against scaled advantages", low=0.0)
+    actor_gradient: str = setting(
+        "reinforce",
+        "how imagined returns train the policy: by the likelihood of its actions (DreamerV3), or by their gradient "
+        "through the model (DreamerV2), which does not scale returns",
+        choices=("reinforce", "model"),
+    )
     bc_weight: float = setting(0.0, "weight of -log pi(a|s) of the data's actions (ours)", low=0.0)
     members: int = setting(
         5, "heads that predict the next latent state, of which each step uses one (DreamerV3: 1)", low=1
     )
     penalty: float = setting(
         1.0,
-        "of members=2 or more: their disagreement, in units of its mean over the data's states, times this is "
+        "of members=2 or more: their disagreement, in the units of penalty_unit, times this is "
         "subtracted from imagined rewards (ours, after Offline DreamerV2; DreamerV3: 0)",
         low=0.0,
     )
+    penalty_unit: str = setting(
+        "mean",
+        "unit of the disagreement: its mean over the data's states (ours), or one, as Offline DreamerV2's",
+        choices=("mean", "one"),
+    )
     model_updates: int = setting(
         0, "updates after which the model stays as it is, and actor and critic go on; 0: never (DreamerV3)", low=0
+    )
+    policy_after_model: bool = setting(
+        False, "actor and critic begin to learn once the model stays as it is, after model_updates (Offline DreamerV2)"
     )
 
 
@@ -84,6 +107,8 @@ def check_settings(config: RSSMConfig) -> None:
             f"algo.length={config.length} leaves fewer than 2 states after algo.burn_in={config.burn_in}: take a "
             "longer window, or less burn-in"
         )
+    if config.policy_after_model and not config.model_updates:
+        raise UserError("algo.policy_after_model needs a model that is ready once: algo.model_updates=25000, say")
     if config.recurrent_width % config.blocks:
         raise UserError(f"algo.recurrent_width={config.recurrent_width} is no multiple of algo.blocks={config.blocks}")
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 from offrl import rng
 from offrl.algorithm import TrainState
@@ -79,9 +80,11 @@ def a_batch() -> dict[str, Tensor]:
     return batch
 
 
-def observed(algorithm: RSSM, params: dict[str, Any], batch: dict[str, Tensor], key: int = 3) -> LatentWindows:
+def observed(
+    algorithm: RSSM, params: dict[str, Any], batch: dict[str, Tensor], key: Tensor | None = None
+) -> LatentWindows:
     return algorithm.latents(params).observe_windows(
-        batch["observations"], batch["previous_actions"], batch["is_first"], rng.make_key(key)
+        batch["observations"], batch["previous_actions"], batch["is_first"], rng.make_key(3) if key is None else key
     )
 
 
@@ -150,6 +153,15 @@ def test_latents_have_a_share_of_the_uniform_distribution() -> None:
     torch.testing.assert_close(p.exp(), torch.tensor([[0.782450, 0.108775, 0.108775]]), rtol=1e-5, atol=0)
     torch.testing.assert_close(q.exp(), torch.tensor([[0.213155, 0.573689, 0.213155]]), rtol=1e-5, atol=0)
     assert float(kl(p, q)) == pytest.approx(0.763454, rel=1e-5)
+
+
+def test_latents_without_a_share_of_the_uniform_distribution() -> None:
+    latents = Latents(lambda *x: None, RSSMConfig(groups=1, classes=3, unimix=0.0))
+    torch.testing.assert_close(
+        latents.log_probs(torch.tensor([1.0, 2.0, 3.0]))[0], torch.tensor([1.0, 2.0, 3.0]).log_softmax(-1)
+    )
+    far = latents.log_probs(torch.tensor([-500.0, 0.0, 500.0]))
+    assert far.isfinite().all() and float(kl(far, far)) == 0.0
 
 
 def test_a_sample_has_the_gradient_of_the_probabilities() -> None:
@@ -332,6 +344,17 @@ def test_free_bits_are_of_each_state() -> None:
     assert float(loss - rest) == pytest.approx(1.1 * (1.0 + float(divergence[1])) / 2, rel=1e-4)
 
 
+def test_free_bits_of_the_mean() -> None:
+    """Divergences of 0.2 and 3, of which the mean counts, or 1 where that is less, times 0.8 and 0.2; unknown states
+    count nothing.
+    """
+    algorithm, state = make(free_bits_of="mean", dynamics_weight=0.8, representation_weight=0.2)
+    for nats, valid, expected in (((0.2, 3.0), (True, True), 1.6), ((0.2, 3.0), (True, False), 1.0)):
+        loss, metrics = model_loss(algorithm, state.params, of_divergence(*nats), two_states(*valid))
+        rest = metrics["model/reward"] + metrics["model/continuation"] + metrics["model/reconstruction"]
+        assert float(loss - rest) == pytest.approx(expected, rel=1e-4)
+
+
 def test_what_the_model_predicts() -> None:
     """Observations that are known, the rewards that led to states, and whether episodes go on, by hand."""
     algorithm, state = make()
@@ -455,39 +478,49 @@ def a_dream(algorithm: RSSM, state: TrainState, batch: dict[str, Tensor]) -> tup
     return windows, imagined(algorithm, state, windows, rng.make_key(4))
 
 
-@pytest.mark.parametrize("settings", [{}, {"members": 3, "penalty": 2.0}], ids=["published", "penalty"])
-def test_imagination_step_by_step(settings: dict[str, Any]) -> None:
-    algorithm, state = make(**settings)
-    state.extra["low"], state.extra["high"] = torch.tensor(-1.0), torch.tensor(3.0)
-    windows, dream = a_dream(algorithm, state, a_batch())
-    latents, keys = algorithm.latents(state.params), rng.split(rng.make_key(4), H)
-    at = LatentState(*(x.flatten(0, 1) for x in windows.state))
-    features, doubts = [at.features], [torch.zeros(T * B)]
+def steps_of_imagination(algorithm: RSSM, params: dict[str, Any], windows: LatentWindows) -> Dream:
+    """What `imagined` gives, one step after another, without a scale of returns."""
+    c, latents, keys = algorithm.config, algorithm.latents(params), rng.split(rng.make_key(4), H)
+    at = LatentState(*(x.flatten(0, 1).detach() for x in windows.state))
+    features, doubts, actions = [at.features], [torch.zeros(T * B)], []
     for i in range(H):
         draw, move = rng.split(keys[i])
-        mean, log_std = algorithm.apply("actor", state.params["actor"], at.features)
-        action = mean + log_std.exp() * rng.normal(draw, (T * B, A))
-        torch.testing.assert_close(dream.actions[i], action)
-        recurrent = algorithm.apply("dynamics", state.params["dynamics"], *at, action)
-        heads = latents.log_probs(algorithm.apply("prior", state.params["prior"], recurrent))
+        mean, log_std = algorithm.apply("actor", params["actor"], at.features)
+        actions.append(mean + log_std.exp() * rng.normal(draw, (T * B, A)))
+        recurrent = algorithm.apply("dynamics", params["dynamics"], *at, actions[-1])
+        heads = latents.log_probs(algorithm.apply("prior", params["prior"], recurrent))
         pick, chance = rng.split(move)
         one = one_head(heads, pick)
         at = LatentState(recurrent, drawn_classes(one, rng.gumbel(chance, (T * B, 3, 4))))
         features.append(at.features)
         doubts.append(disagreement(heads))
-    torch.testing.assert_close(dream.features, torch.stack(features))
     f = torch.stack(features)
-    rewards = HEAD.mean(algorithm.apply("reward", state.params["reward"], f))
-    if settings:
-        unit = disagreement(windows.prior).mean()
+    rewards = HEAD.mean(algorithm.apply("reward", params["reward"], f))
+    if c.members > 1:
+        unit = disagreement(windows.prior).mean().detach() if c.penalty_unit == "mean" else torch.ones(())
         assert float(unit) > 0
-        rewards = rewards - 2.0 * torch.stack(doubts) / unit
-    alive = algorithm.apply("continuation", state.params["continuation"], f).squeeze(-1).sigmoid()
-    values = HEAD.mean(algorithm.apply("critic", state.params["critic"], f))
+        rewards = rewards - c.penalty * torch.stack(doubts) / unit
+    alive = algorithm.apply("continuation", params["continuation"], f).squeeze(-1).sigmoid()
+    values = HEAD.mean(algorithm.apply("critic", params["critic"], f))
     returns = lambda_returns(rewards, values, alive, torch.ones_like(alive), 0.95)
-    torch.testing.assert_close(dream.returns, returns, rtol=1e-4, atol=1e-3)
-    torch.testing.assert_close(dream.weights, torch.stack([alive[: i + 1].prod(0) for i in range(H)]))
-    low, high = np.percentile(returns.detach().numpy(), [5, 95])
+    weights = torch.stack([alive[: i + 1].prod(0) for i in range(H)])
+    return Dream(f, torch.stack(actions), values, returns, weights, torch.zeros(()), torch.zeros(()))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"members": 3, "penalty": 2.0}, {"members": 3, "penalty": 2.0, "penalty_unit": "one"}],
+    ids=["published", "penalty", "offline_dv2"],
+)
+def test_imagination_step_by_step(settings: dict[str, Any]) -> None:
+    algorithm, state = make(**settings)
+    state.extra["low"], state.extra["high"] = torch.tensor(-1.0), torch.tensor(3.0)
+    windows, dream = a_dream(algorithm, state, a_batch())
+    expected = steps_of_imagination(algorithm, state.params, windows)
+    for name in ("features", "actions", "values", "weights"):
+        torch.testing.assert_close(getattr(dream, name), getattr(expected, name))
+    torch.testing.assert_close(dream.returns, expected.returns, rtol=1e-4, atol=1e-3)
+    low, high = np.percentile(expected.returns.detach().numpy(), [5, 95])
     assert float(dream.low) == pytest.approx(-0.99 + 0.01 * low, rel=1e-4)
     assert float(dream.high) == pytest.approx(2.97 + 0.01 * high, rel=1e-4)
 
@@ -533,6 +566,33 @@ def test_the_losses_of_actor_and_critic() -> None:
             ce = entropy_of(windows.state.features[t, b], following)
             parts.append(ce * float(not batch["is_last"][t, b]))
     assert float(loss) == pytest.approx(float(imagined + 0.3 * torch.stack(parts).mean()), rel=1e-4)
+
+
+def test_the_gradient_of_returns_through_the_model() -> None:
+    """Beside the steps one by one: it reaches the policy alone, through actions, probabilities and the penalty."""
+    algorithm, state = make(actor_gradient="model", members=3, penalty=2.0, entropy_weight=0.1)
+    batch = a_batch()
+    params = {n: {k: v.clone().requires_grad_() for k, v in p.items()} for n, p in state.params.items()}
+    windows = observed(algorithm, params, batch)
+    dream = imagined(algorithm, state, windows, rng.make_key(4), params["actor"])
+    loss, _ = algorithm.actor_loss(params["actor"], dream, windows, batch)
+    by_hand = steps_of_imagination(algorithm, {**state.params, "actor": params["actor"]}, windows)
+    dist = algorithm.apply("actor", params["actor"], by_hand.features[:-1].detach())
+    entropy = algorithm.policy.entropy(dist)  # type: ignore[operator]
+    expected = -(by_hand.weights.detach() * (by_hand.returns + 0.1 * entropy)).mean()
+    assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+    for got, other in zip(gradients(loss, params["actor"]), gradients(expected, params["actor"]), strict=True):
+        assert got is not None and other is not None and got.any()
+        torch.testing.assert_close(got, other, rtol=1e-4, atol=1e-5)
+    for name in (*algorithm.model, "critic"):
+        assert all(g is None for g in gradients(loss, params[name])), name
+    key = rng.make_key(1)
+    total, _, _ = algorithm.loss(params, state, batch, key)
+    windows = observed(algorithm, params, batch, rng.split(key, 3)[0])
+    dream = imagined(algorithm, state, windows, rng.split(key, 3)[2], params["actor"])
+    loss, _ = algorithm.actor_loss(params["actor"], dream, windows, batch)
+    for got, other in zip(gradients(total, params["actor"]), gradients(loss, params["actor"]), strict=True):
+        torch.testing.assert_close(got, other)  # the critic's loss moves no policy
 
 
 def test_what_trains_what() -> None:
@@ -596,6 +656,22 @@ def test_a_model_stays_as_it_is_after_its_updates() -> None:
         assert all(not torch.equal(v, state.params["actor"][k]) for k, v in after.params["actor"].items())
 
 
+def test_a_policy_waits_for_its_model() -> None:
+    """Actor, critic, their optimisers, the slow critic and the scale of returns stay as they are until then."""
+    algorithm, state = make(model_updates=2, policy_after_model=True, actor_gradient="model")
+    for step, waits in ((1, True), (2, False)):
+        before = state._replace(step=torch.tensor(step))
+        after, _ = update(algorithm, before)
+        for old, new in ((before.params, after.params), (before.opt, after.opt), (before.target, after.target)):
+            for name in ("actor", "critic"):
+                if name in new:
+                    leaves = zip(pytree.tree_leaves(old[name]), pytree.tree_leaves(new[name]), strict=True)
+                    assert all(torch.equal(x, y) for x, y in leaves) == waits, name
+        assert all(torch.equal(after.extra[k], before.extra[k]) == waits for k in ("low", "high"))
+        for name in algorithm.model:
+            assert all(torch.equal(v, state.params[name][k]) != waits for k, v in after.params[name].items()), name
+
+
 # ---- acting
 
 
@@ -623,6 +699,7 @@ def test_refusals() -> None:
     for message, settings in (
         ("algo.length=6 leaves fewer than 2 states after algo.burn_in=5", {"burn_in": 5}),
         ("algo.recurrent_width=16 is no multiple of algo.blocks=3", {"blocks": 3}),
+        (r"algo\.policy_after_model needs a model that is ready", {"policy_after_model": True}),
     ):
         with pytest.raises(UserError, match=message):
             make(**settings)
