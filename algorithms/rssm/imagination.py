@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from offrl import losses, rng
 from offrl.algorithm import Params, TrainState
-from offrl.algorithms.rssm.latents import LatentState, LatentWindows, disagreement
+from offrl.algorithms.rssm.latents import LatentWindows, disagreement
 from offrl.algorithms.rssm.networks import HEAD
 
 if TYPE_CHECKING:
@@ -40,16 +41,16 @@ def imagined(
     c, params = algorithm.config, state.params
     latents = algorithm.latents(params if actor is None else {**params, "actor": actor})
     with torch.no_grad() if actor is None else contextlib.nullcontext():
-        states, actions = [LatentState(*(x.flatten(0, 1).detach() for x in windows.state))], []
-        doubts = [torch.zeros_like(states[0].sample[:, 0])]
+        at = pytree.tree_map(lambda x: x.flatten(0, 1).detach(), windows.state)
+        visited, actions, doubts = [at.features], [], [torch.zeros_like(at.sample[:, 0])]
         for step_key in rng.split(key, c.horizon):
             draw, move = rng.split(step_key)
-            dist = latents.apply("actor", states[-1].features)
+            dist = latents.apply("actor", visited[-1])
             actions.append(algorithm.policy.unbounded(dist, draw))  # type: ignore[operator]
-            following, doubt = latents.imagine(states[-1], actions[-1], move)
-            states.append(following)
+            at, doubt = latents.imagine(at, actions[-1], move)
+            visited.append(at.features)
             doubts.append(doubt)
-        features = torch.stack([each.features for each in states])
+        features = torch.stack(visited)
         rewards = HEAD.mean(latents.apply("reward", features))
         if c.members > 1:
             unit = disagreement(windows.prior).mean().detach() if c.penalty_unit == "mean" else 1.0

@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from offrl import rng
+from offrl.algorithms.rssm.scan import empty_memory
 from offrl.algorithms.rssm.settings import RSSMConfig
 from offrl.nn.heads import symlog
 
@@ -23,6 +25,7 @@ class LatentState(NamedTuple):
 
     recurrent: Tensor  # [..., D]: all that came before, with the last action
     sample: Tensor  # [..., S C]: one class of each group, as ones and zeros
+    memory: tuple[Tensor, ...] = ()  # what the recurrent network keeps besides: a `ScanMemory` with core=scan
 
     @property
     def features(self) -> Tensor:
@@ -39,8 +42,7 @@ class LatentWindows(NamedTuple):
 
     def since(self, step: int) -> LatentWindows:
         """The windows without their first states."""
-        state = LatentState(*(x[step:] for x in self.state))
-        return LatentWindows(state, self.posterior[step:], self.prior[step:])
+        return pytree.tree_map(lambda x: x[step:], self)
 
 
 class Latents:
@@ -52,7 +54,11 @@ class Latents:
     def begin(self, count: int, device: torch.device) -> LatentState:
         """The state of `count` episodes before their first observation."""
         c = self.config
-        return LatentState(*(torch.zeros(count, n, device=device) for n in (c.recurrent_width, c.groups * c.classes)))
+        memory: tuple[Tensor, ...] = ()
+        if c.core == "scan":
+            memory = empty_memory(count, c.recurrent_width, c.blocks, c.scan_states, c.scan_layers, device)
+        recurrent, sample = (torch.zeros(count, n, device=device) for n in (c.recurrent_width, c.groups * c.classes))
+        return LatentState(recurrent, sample, memory)
 
     def embed(self, observations: Tensor | Mapping[str, Tensor]) -> Tensor:
         """[..., O], or several streams -> [..., E]."""
@@ -70,9 +76,18 @@ class Latents:
         """The state after an action [..., A] and the embedding [..., E] of what was then seen, and its posterior
         [..., S, C]. noise: Gumbel's [..., S, C]; None: each group takes its likeliest class.
         """
-        recurrent = self.apply("dynamics", *before, action)
-        posterior = self.log_probs(self.apply("posterior", torch.cat([recurrent, embedding], -1)))
-        return LatentState(recurrent, drawn_classes(posterior, noise)), posterior
+        recurrent, memory = self.advance(before, action)
+        known = embedding if self.config.core == "scan" else torch.cat([recurrent, embedding], -1)
+        posterior = self.log_probs(self.apply("posterior", known))
+        return LatentState(recurrent, drawn_classes(posterior, noise), memory), posterior
+
+    def advance(self, before: LatentState, action: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The recurrent state [B, D] and the memory after an action [B, A]."""
+        if self.config.core == "gru":
+            return self.apply("dynamics", before.recurrent, before.sample, action), ()
+        # a window of one step
+        recurrent, memory = self.apply("dynamics", before.sample[None], action[None], before.memory)
+        return recurrent[0], pytree.tree_map(lambda x: x[0], memory)
 
     def observe_windows(
         self, observations: Tensor | Mapping[str, Tensor], previous: Tensor, first: Tensor, key: Tensor
@@ -84,24 +99,32 @@ class Latents:
         embeddings, fresh = self.embed(observations), self.begin(windows, first.device)
         noise = rng.gumbel(key, (steps, windows, c.groups, c.classes))
         begins = first.unsqueeze(-1)
-        moments = (begins, torch.where(begins, 0.0, previous), embeddings, noise)
-        state, states, posteriors = fresh, [], []
-        for begin, action, embedding, draws in zip(*(x.unbind() for x in moments), strict=True):
-            state = LatentState(*(torch.where(begin, empty, x) for empty, x in zip(fresh, state, strict=True)))
-            state, posterior = self.observe(state, action, embedding, draws)
-            states.append(state)
-            posteriors.append(posterior)
-        state = LatentState(*(torch.stack(x) for x in zip(*states, strict=True)))
-        prior = self.log_probs(self.apply("prior", state.recurrent))
-        return LatentWindows(state, torch.stack(posteriors), prior)
+        actions = torch.where(begins, 0.0, previous)
+        if c.core == "scan":  # what was seen is known without the memory, so that all steps are taken at once
+            posterior = self.log_probs(self.apply("posterior", embeddings))
+            sample = drawn_classes(posterior, noise)
+            before = torch.where(begins, 0.0, torch.cat([fresh.sample.unsqueeze(0), sample[:-1]]))
+            recurrent, memory = self.apply("dynamics", before, actions, fresh.memory, first)
+            state = LatentState(recurrent, sample, memory)
+        else:
+            state, states, posteriors = fresh, [], []
+            moments = (x.unbind() for x in (begins, actions, embeddings, noise))
+            for begin, action, embedding, draws in zip(*moments, strict=True):
+                state = LatentState(torch.where(begin, 0.0, state.recurrent), torch.where(begin, 0.0, state.sample))
+                state, known = self.observe(state, action, embedding, draws)
+                states.append(state)
+                posteriors.append(known)
+            state, posterior = pytree.tree_map(lambda *x: torch.stack(x), *states), torch.stack(posteriors)
+        return LatentWindows(state, posterior, self.log_probs(self.apply("prior", state.recurrent)))
 
     def imagine(self, before: LatentState, action: Tensor, key: Tensor) -> tuple[LatentState, Tensor]:
         """The state after an action [B, A], by one of the prior heads for each row, and the heads' disagreement [B]."""
-        recurrent = self.apply("dynamics", *before, action)
+        recurrent, memory = self.advance(before, action)
         prior = self.log_probs(self.apply("prior", recurrent))
         pick, draw = rng.split(key)
         one = one_head(prior, pick)
-        return LatentState(recurrent, drawn_classes(one, rng.gumbel(draw, tuple(one.shape)))), disagreement(prior)
+        sample = drawn_classes(one, rng.gumbel(draw, tuple(one.shape)))
+        return LatentState(recurrent, sample, memory), disagreement(prior)
 
 
 def drawn_classes(log_probs: Tensor, noise: Tensor | None) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from offrl.algorithm import DataSpec
 from offrl.algorithms.rssm.networks import HEAD, BlockGRU, PriorHeads, head, layers
+from offrl.algorithms.rssm.scan import ScanCore
 from offrl.algorithms.rssm.settings import RSSMConfig
 from offrl.families.sac import LogWeight
 from offrl.nn.encoders.decoder import StreamDecoder
@@ -46,6 +47,14 @@ class ObservationDecoder(nn.Module):
         return self.images(features), None if self.numbers is None else self.numbers(features)
 
 
+def recurrent_core(config: RSSMConfig, action_dim: int) -> nn.Module:
+    """The network of the recurrent state."""
+    c, sample = config, config.groups * config.classes
+    if c.core == "scan":
+        return ScanCore(c.recurrent_width, sample, action_dim, c.blocks, c.scan_states, c.scan_layers)
+    return BlockGRU(c.recurrent_width, sample, action_dim, c.width, c.blocks)
+
+
 def model_networks(config: RSSMConfig, spec: DataSpec) -> dict[str, nn.Module]:
     """The modules of the latent model."""
     c, sample = config, config.groups * config.classes
@@ -54,9 +63,9 @@ def model_networks(config: RSSMConfig, spec: DataSpec) -> dict[str, nn.Module]:
     embedded = c.width if streams is None else streams.out_dim
     networks: dict[str, nn.Module] = {
         "encoder": streams or layers(spec.observation_dim, c.width, 3),
-        "dynamics": BlockGRU(c.recurrent_width, sample, spec.action_dim, c.width, c.blocks),
+        "dynamics": recurrent_core(c, spec.action_dim),
         "prior": PriorHeads(c.members, c.recurrent_width, c.width, sample),
-        "posterior": head(c.recurrent_width + embedded, c.width, 1, sample),
+        "posterior": head(embedded + c.recurrent_width * (c.core == "gru"), c.width, 1, sample),
         "reward": head(features, c.width, 1, HEAD.out_dim, 0.0),
         "continuation": head(features, c.width, 1, 1),
     }

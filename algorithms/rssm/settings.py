@@ -20,6 +20,9 @@ class RSSMConfig:
 
     name: str = "rssm"
     learning_rate: float = setting(4e-5, "LaProp's learning rate", low=0.0)
+    policy_learning_rate: float | None = setting(
+        None, "that of actor and critic; null: learning_rate (Offline DreamerV2: 8/30 of the model's)", low=0.0
+    )
     warmup_steps: int = setting(1000, "updates in which the learning rate rises from 0", low=0)
     adaptive_clip: float = setting(
         0.3, "largest norm of each tensor's gradient, as a share of the tensor's own", above=0.0
@@ -30,8 +33,18 @@ class RSSMConfig:
         0, "first states of a window that only fill the memory: neither learnt from nor begun at (ours)", low=0
     )
     discount: float = setting(1.0 - 1.0 / 333.0, "discount factor", low=0.0, high=1.0)
+    core: str = setting(
+        "gru",
+        "the recurrent network: gated units in blocks, or layers of Mamba-2 (Drama), whose posterior sees the "
+        "observation alone, so that all states of a window are computed at once",
+        choices=("gru", "scan"),
+    )
     recurrent_width: int = setting(512, "numbers of the recurrent state", low=1)
-    blocks: int = setting(8, "blocks of the recurrent network, of which none reads another's state", low=1)
+    blocks: int = setting(
+        8, "blocks of the recurrent network (heads of the scan), of which none reads another's state", low=1
+    )
+    scan_layers: int = setting(2, "scan: layers", low=1)
+    scan_states: int = setting(16, "scan: numbers that are kept of each of twice recurrent_width", low=1)
     groups: int = setting(32, "categorical variables of a latent state", low=1)
     classes: int = setting(4, "values of each of them", low=2)
     width: int = setting(64, "width of all other layers", low=1)

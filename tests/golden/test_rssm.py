@@ -265,9 +265,10 @@ def test_the_bounded_normal() -> None:
 # ---- windows
 
 
-def test_a_window_is_its_steps_one_by_one() -> None:
+@pytest.mark.parametrize("core", ["gru", "scan"])
+def test_a_window_is_its_steps_one_by_one(core: str) -> None:
     """With the noise of the window; an episode's first state knows nothing of what came before."""
-    algorithm, state = make()
+    algorithm, state = make(core=core)
     batch, key = a_batch(), rng.make_key(3)
     windows = observed(algorithm, state.params, batch)
     latents, noise = algorithm.latents(state.params), rng.gumbel(key, (T, B, 3, 4))
@@ -280,14 +281,17 @@ def test_a_window_is_its_steps_one_by_one() -> None:
             known, posterior = latents.observe(known, action, embedding, noise[t, b : b + 1])
             torch.testing.assert_close(windows.state.features[t, b], known.features[0], rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(windows.posterior[t, b], posterior[0], rtol=1e-4, atol=1e-5)
+            memory = pytree.tree_map(lambda x, t=t, b=b: x[t, b : b + 1], windows.state.memory)
+            torch.testing.assert_close(memory, known.memory, rtol=1e-4, atol=1e-5)
             prior = latents.log_probs(algorithm.apply("prior", state.params["prior"], known.recurrent))
             torch.testing.assert_close(windows.prior[t, b], prior[0], rtol=1e-4, atol=1e-5)
     wild = {**batch, "previous_actions": torch.where(batch["is_first"].unsqueeze(-1), 1e6, batch["previous_actions"])}
     torch.testing.assert_close(observed(algorithm, state.params, wild), windows, rtol=0, atol=0)
 
 
-def test_memory_ends_with_the_episode_in_the_gradient_too() -> None:
-    algorithm, state = make()
+@pytest.mark.parametrize("core", ["gru", "scan"])
+def test_memory_ends_with_the_episode_in_the_gradient_too(core: str) -> None:
+    algorithm, state = make(core=core)
     batch = a_batch()
     observations = batch["observations"].clone().requires_grad_()
     windows = observed(algorithm, state.params, {**batch, "observations": observations})
@@ -481,17 +485,17 @@ def a_dream(algorithm: RSSM, state: TrainState, batch: dict[str, Tensor]) -> tup
 def steps_of_imagination(algorithm: RSSM, params: dict[str, Any], windows: LatentWindows) -> Dream:
     """What `imagined` gives, one step after another, without a scale of returns."""
     c, latents, keys = algorithm.config, algorithm.latents(params), rng.split(rng.make_key(4), H)
-    at = LatentState(*(x.flatten(0, 1).detach() for x in windows.state))
+    at = pytree.tree_map(lambda x: x.flatten(0, 1).detach(), windows.state)
     features, doubts, actions = [at.features], [torch.zeros(T * B)], []
     for i in range(H):
         draw, move = rng.split(keys[i])
         mean, log_std = algorithm.apply("actor", params["actor"], at.features)
         actions.append(mean + log_std.exp() * rng.normal(draw, (T * B, A)))
-        recurrent = algorithm.apply("dynamics", params["dynamics"], *at, actions[-1])
+        recurrent, memory = latents.advance(at, actions[-1])
         heads = latents.log_probs(algorithm.apply("prior", params["prior"], recurrent))
         pick, chance = rng.split(move)
         one = one_head(heads, pick)
-        at = LatentState(recurrent, drawn_classes(one, rng.gumbel(chance, (T * B, 3, 4))))
+        at = LatentState(recurrent, drawn_classes(one, rng.gumbel(chance, (T * B, 3, 4))), memory)
         features.append(at.features)
         doubts.append(disagreement(heads))
     f = torch.stack(features)
@@ -509,8 +513,8 @@ def steps_of_imagination(algorithm: RSSM, params: dict[str, Any], windows: Laten
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"members": 3, "penalty": 2.0}, {"members": 3, "penalty": 2.0, "penalty_unit": "one"}],
-    ids=["published", "penalty", "offline_dv2"],
+    [{}, {"members": 3, "penalty": 2.0}, {"members": 3, "penalty": 2.0, "penalty_unit": "one"}, {"core": "scan"}],
+    ids=["published", "penalty", "offline_dv2", "scan"],
 )
 def test_imagination_step_by_step(settings: dict[str, Any]) -> None:
     algorithm, state = make(**settings)
@@ -580,7 +584,7 @@ def test_the_gradient_of_returns_through_the_model() -> None:
     dist = algorithm.apply("actor", params["actor"], by_hand.features[:-1].detach())
     entropy = algorithm.policy.entropy(dist)  # type: ignore[operator]
     expected = -(by_hand.weights.detach() * (by_hand.returns + 0.1 * entropy)).mean()
-    assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+    torch.testing.assert_close(loss, expected)
     for got, other in zip(gradients(loss, params["actor"]), gradients(expected, params["actor"]), strict=True):
         assert got is not None and other is not None and got.any()
         torch.testing.assert_close(got, other, rtol=1e-4, atol=1e-5)
@@ -675,9 +679,10 @@ def test_a_policy_waits_for_its_model() -> None:
 # ---- acting
 
 
-def test_acting_remembers() -> None:
+@pytest.mark.parametrize("core", ["gru", "scan"])
+def test_acting_remembers(core: str) -> None:
     """Greedy: the likeliest classes and the mean; what was played enters the next state, until an episode ends."""
-    algorithm, state = make()
+    algorithm, state = make(core=core)
     actor, latents = algorithm.actor(state), algorithm.latents(state.params)
     observations = torch.randn(3, 4, OBS, generator=torch.Generator().manual_seed(0))
     carry, known, action = actor.start(4), latents.begin(4, torch.device("cpu")), torch.zeros(4, A)

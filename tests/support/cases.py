@@ -267,6 +267,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"members": 1, "penalty": 0.0},
         {"objective": "bottleneck", "kl_weight": 0.1},
         {"actor_gradient": "model", "penalty_unit": "one", "free_bits_of": "mean", "unimix": 0.0},
+        {"core": "scan", "scan_states": 3},
     ],
     "mrq": [{"bc_weight": 0.0, "episodic": False}],
     "tdmpc2": [
