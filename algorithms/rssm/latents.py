@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from offrl import rng
-from offrl.algorithms.rssm.scan import empty_memory
+from offrl.algorithms.rssm.scan import ScanMemory, empty_memory
 from offrl.algorithms.rssm.settings import RSSMConfig
 from offrl.nn.heads import symlog
 
@@ -25,7 +25,7 @@ class LatentState(NamedTuple):
 
     recurrent: Tensor  # [..., D]: all that came before, with the last action
     sample: Tensor  # [..., S C]: one class of each group, as ones and zeros
-    memory: tuple[Tensor, ...] = ()  # what the recurrent network keeps besides: a `ScanMemory` with core=scan
+    memory: ScanMemory = ()  # what the recurrent network keeps besides, with core=scan
 
     @property
     def features(self) -> Tensor:
@@ -54,7 +54,7 @@ class Latents:
     def begin(self, count: int, device: torch.device) -> LatentState:
         """The state of `count` episodes before their first observation."""
         c = self.config
-        memory: tuple[Tensor, ...] = ()
+        memory: ScanMemory = ()
         if c.core == "scan":
             memory = empty_memory(count, c.recurrent_width, c.blocks, c.scan_states, c.scan_layers, device)
         recurrent, sample = (torch.zeros(count, n, device=device) for n in (c.recurrent_width, c.groups * c.classes))
@@ -81,7 +81,7 @@ class Latents:
         posterior = self.log_probs(self.apply("posterior", known))
         return LatentState(recurrent, drawn_classes(posterior, noise), memory), posterior
 
-    def advance(self, before: LatentState, action: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def advance(self, before: LatentState, action: Tensor) -> tuple[Tensor, ScanMemory]:
         """The recurrent state [B, D] and the memory after an action [B, A]."""
         if self.config.core == "gru":
             return self.apply("dynamics", before.recurrent, before.sample, action), ()

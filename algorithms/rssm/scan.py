@@ -9,7 +9,6 @@ each.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,20 +21,17 @@ CHUNK = 64  # steps that are computed by one matrix of decays
 EXPANSION = 2
 
 
-class ScanMemory(NamedTuple):
-    """What L layers remember of B episodes; zeros at the start."""
-
-    inputs: Tensor  # [B, L, TAPS - 1, I + 2 N]: of the convolution
-    states: Tensor  # [B, L, G, P, N]
+# what each layer remembers of B episodes, zeros at the start: the convolution's inputs [B, TAPS - 1, I + 2 N] and S
+# [B, G, P, N]; apart, since to put them together would take as long as a step
+ScanMemory = tuple[tuple[Tensor, Tensor], ...]
 
 
 def empty_memory(rows: int, width: int, heads: int, size: int, count: int, device: torch.device) -> ScanMemory:
     """The memory of `count` layers at the start of episodes."""
     inner = EXPANSION * width
-    return ScanMemory(
-        torch.zeros(rows, count, TAPS - 1, inner + 2 * size, device=device),
-        torch.zeros(rows, count, heads, inner // heads, size, device=device),
-    )
+    shapes = (TAPS - 1, inner + 2 * size), (heads, inner // heads, size)
+    inputs, states = (torch.zeros(rows, *shape, device=device) for shape in shapes)
+    return ((inputs, states),) * count
 
 
 def normalised(x: Tensor, scale: Tensor) -> Tensor:
@@ -72,8 +68,10 @@ def _chunk(moments: tuple[Tensor, ...], state: Tensor, before: Tensor) -> tuple[
     products = torch.einsum("tbn,sbn->tsb", c, b)
     y = torch.einsum("tsbg,sbgp->tbgp", decays * products.unsqueeze(-1), x)
     y = y + carried.unsqueeze(-1) * torch.einsum("tbn,bgpn->tbgp", c, state)
-    end = torch.einsum("sbg,sbgp,sbn->bgpn", decays[-1], x, b)
-    return y, end + carried[-1][..., None, None] * state
+    end, driven = carried[-1][..., None, None] * state, decays[-1].unsqueeze(-1) * x
+    if len(x) == 1:
+        return y, torch.addcmul(end, driven[0].unsqueeze(-1), b[0][:, None, None])
+    return y, end + torch.einsum("sbgp,sbn->bgpn", driven, b)
 
 
 @torch.no_grad()
@@ -81,7 +79,7 @@ def states_of(x: Tensor, log_decay: Tensor, b: Tensor, state: Tensor, first: Ten
     """S_t of `scan` at all steps [T, B, G, P, N], constants."""
     decay, states = log_decay.exp() * ~first.unsqueeze(-1), []
     for share, each, key in zip(decay, x, b, strict=True):
-        state = share[..., None, None] * state + each.unsqueeze(-1) * key[:, None, None]
+        state = torch.addcmul(share[..., None, None] * state, each.unsqueeze(-1), key[:, None, None])
         states.append(state)
     return torch.stack(states)
 
@@ -144,9 +142,8 @@ class ScanCore(nn.Module):
         if first is None:
             first = torch.zeros(sample.shape[:2], dtype=torch.bool, device=sample.device)
         action = action / action.abs().clamp(min=1.0).detach()
-        x, inputs, states = self.entry(torch.cat([sample, action], -1)), [], []
-        for layer, before, state in zip(self.layers, memory.inputs.unbind(1), memory.states.unbind(1), strict=True):
-            x, seen, after = layer(x, before, state, first)
-            inputs.append(seen)
-            states.append(after)
-        return normalised(x, self.scale), ScanMemory(torch.stack(inputs, 2), torch.stack(states, 2))
+        x, memories = self.entry(torch.cat([sample, action], -1)), []
+        for layer, (inputs, state) in zip(self.layers, memory, strict=True):
+            x, *after = layer(x, inputs, state, first)
+            memories.append(tuple(after))
+        return normalised(x, self.scale), tuple(memories)

@@ -152,7 +152,7 @@ def test_a_layer_by_hand() -> None:
     net, (_, _, memory) = core(), window()
     layer, x = net.layers[0], torch.randn(1, B, D, dtype=torch.float64)
     first = torch.zeros(1, B, dtype=torch.bool)
-    inputs, state = memory.inputs[:, 0], memory.states[:, 0]
+    inputs, state = memory[0]
     got, _, after = layer(x, inputs, state, first)
     inner = 2 * D
     z, mixed, dt = layer.entry(F.rms_norm(x[0], (D,), layer.scale, 1e-5)).split([inner, inner + 2 * N, G], -1)
