@@ -95,10 +95,7 @@ class RSSM(Algorithm[RSSMConfig]):
         c = self.config
         if name == "multiplier":
             return Adam(c.kl_learning_rate)
-        rate = c.policy_learning_rate
-        if rate is None or name in self.model:
-            rate = c.learning_rate
-        return LaProp(rate, eps=1e-20, warmup_steps=c.warmup_steps, adaptive_clip=c.adaptive_clip)
+        return LaProp(c.learning_rate, eps=1e-20, warmup_steps=c.warmup_steps, adaptive_clip=c.adaptive_clip)
 
     def extra(self, params: dict[str, Params]) -> Tree:
         return {"low": torch.zeros(()), "high": torch.zeros(())}

@@ -20,9 +20,6 @@ class RSSMConfig:
 
     name: str = "rssm"
     learning_rate: float = setting(4e-5, "LaProp's learning rate", low=0.0)
-    policy_learning_rate: float | None = setting(
-        None, "that of actor and critic; null: learning_rate (Offline DreamerV2: 8/30 of the model's)", low=0.0
-    )
     warmup_steps: int = setting(1000, "updates in which the learning rate rises from 0", low=0)
     adaptive_clip: float = setting(
         0.3, "largest norm of each tensor's gradient, as a share of the tensor's own", above=0.0
