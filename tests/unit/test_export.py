@@ -441,6 +441,24 @@ def test_a_memory_goes_in_and_comes_out(format: str, tmp_path: Path, monkeypatch
     assert memory[0].tolist() == [50, 50]
 
 
+@pytest.mark.parametrize("format", ["pt2", pytest.param("onnx", marks=[pytest.mark.slow, needs_onnx])])
+def test_the_memory_of_each_layer_of_a_scan(format: str, tmp_path: Path) -> None:
+    """Played for 50 steps with a memory that goes round, the file acts as the policy does."""
+    kind = registry.get("algo", "rssm")
+    small = {"core": "scan", "recurrent_width": 8, "groups": 2, "width": 8, "members": 1, "penalty": 0.0}
+    algorithm = kind(kind.Config(**small), CONTINUOUS)
+    policy = TrainedPolicy(algorithm, algorithm.init(0), 0)
+    exported = export_policy(policy, tmp_path / f"p.{format}", format)
+    entries = exported.metadata["inputs"]
+    assert [e["name"] for e in entries] == ["observations", *(f"state_{i}" for i in range(7))]
+    file = runner_of(exported.path, format, [e["name"] for e in entries])
+    memory = [np.zeros([1, *e["shape"][1:]], np.float32) for e in entries[1:]]
+    for i in range(50):
+        x = (10.0 * np.sin(np.arange(5.0) + i)).astype(np.float32)
+        actions, *memory = file(x[None], *memory)
+        np.testing.assert_allclose(actions[0], policy.act(x), atol=1e-5)
+
+
 @pytest.mark.slow
 @needs_onnx
 def test_an_actor_with_a_memory_may_give_its_own_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from offrl.world_models.open_loop import CONTEXT, Expected, errors, windows_of
 STEPS = 12  # of an episode
 SMALL = {
     "rssm": {"recurrent_width": 8, "groups": 2, "classes": 4, "width": 8, "depth": 2, "members": 1, "penalty": 0.0},
+    "drama": {"recurrent_width": 8, "blocks": 4, "groups": 2, "classes": 4, "width": 8, "depth": 2},
     "tdmpc2": {"hidden": [8], "latent": 8, "encoder_hidden": [8], "discount": 0.9, "episodic": False},
     "mrq": {"hidden": [8], "latent": 8, "action_latent": 4},
 }

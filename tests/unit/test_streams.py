@@ -207,6 +207,8 @@ def test_windows_of_states_hold_each_state_s_frames(kind: str) -> None:
     [
         *(pytest.param(n, {}, marks=() if n == "mrq" else pytest.mark.nightly) for n in LATENT),
         pytest.param("rssm", {"objective": "bottleneck", "kl_weight": 0.1}, marks=pytest.mark.nightly),
+        pytest.param("rssm", {"core": "scan"}, marks=pytest.mark.nightly),
+        pytest.param("rssm", {"actor_gradient": "model"}, marks=pytest.mark.nightly),
     ],
 )
 def test_networks_of_streams_learn(name: str, settings: dict[str, Any]) -> None:

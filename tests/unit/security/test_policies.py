@@ -86,6 +86,10 @@ def watched() -> Iterator[None]:
         ("dt", {"width": 80_000_000}),
         ("fb", {"inference_samples": 90_000_000}),
         ("pets", {"history": 90_000_000}),
+        ("rssm", {"recurrent_width": 80_000_000}),
+        ("rssm", {"scan_states": 90_000_000}),
+        ("rssm", {"scan_layers": 90_000_000}),
+        ("rssm", {"groups": 90_000_000}),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else value,
 )
@@ -97,6 +101,7 @@ def test_networks_are_not_built_before_their_shapes_fit(
     small = {
         "dt": {"width": 8, "heads": 1, "layers": 1, "max_timestep": 10},
         "pets": {"termination": "never", "reward": "learned"},
+        "rssm": {"core": "scan", "recurrent_width": 8, "groups": 2, "width": 8, "members": 1},
     }
     settings = {"hidden": [8, 8]} if hasattr(registry.get("algo", name).Config(), "hidden") else {}
     settings |= (
