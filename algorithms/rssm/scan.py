@@ -91,8 +91,9 @@ class ScanLayer(nn.Module):
         super().__init__()
         self.inner, self.heads, self.size = EXPANSION * width, heads, size
         mixed = self.inner + 2 * size
+        self.parts = [self.inner, mixed, heads]
         self.scale, self.inner_scale = nn.Parameter(torch.ones(width)), nn.Parameter(torch.ones(self.inner))
-        self.entry = nn.Linear(width, self.inner + mixed + heads, bias=False)
+        self.entry = nn.Linear(width, sum(self.parts), bias=False)
         self.taps = nn.Parameter(torch.empty(TAPS, mixed).uniform_(-0.5, 0.5))  # 1 / sqrt(TAPS)
         self.bias = nn.Parameter(torch.zeros(mixed))
         self.log_rate = nn.Parameter(torch.empty(heads).uniform_(1.0, 16.0).log())
@@ -105,9 +106,7 @@ class ScanLayer(nn.Module):
         """x [T, B, D], memory [B, TAPS - 1, I + 2 N] and [B, G, P, N], first bool [T, B] -> [T, B, D] and the memory
         after each step.
         """
-        gate, mixed, step = self.entry(normalised(x, self.scale)).split(
-            [self.inner, self.inner + 2 * self.size, self.heads], -1
-        )
+        gate, mixed, step = self.entry(normalised(x, self.scale)).split(self.parts, -1)
         episode = first.long().cumsum(0)
         padded = torch.cat([inputs.movedim(-2, 0), mixed])
         owners = torch.cat([torch.zeros_like(episode[:1]).expand(TAPS - 1, -1), episode])
