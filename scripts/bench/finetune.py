@@ -53,26 +53,38 @@ MODEL = {
     "algo.rollouts": 2_000,
     "algo.rollout_every": 1_000,  # 250 steps, at 4 updates each
 }
-# name -> (algorithm, settings of it, settings of offrl finetune, whether it is trained on the data first)
-CURVES: dict[str, tuple[str, dict[str, Any], dict[str, Any], bool]] = {
-    "iql": ("iql", {"dataset.normalize_observations": True}, {"mixing": None}, True),
-    "td3_bc": ("td3_bc", {"dataset.normalize_observations": True}, {}, True),
-    "cal_ql": ("cal_ql", {"algo.actor_learning_rate": 3e-4}, {}, True),
-    "sac_n2_mixed": ("sac_n", {"algo.critics": 2}, {"mixing": 0.5}, False),
-    "rlpd": ("rlpd", {"algo.utd_split": 1, "algo.batch_size": 256}, {"mixing": 0.5}, False),
-    "scratch": ("sac_n", {"algo.critics": 2}, {"mixing": 0}, False),
-    "small_sac": ("sac_n", {"algo.critics": 2, **SMALL}, {"mixing": 0}, False),
-    "small_dsac_t": ("dsac_t", {**SMALL}, {"mixing": 0}, False),
-    "small_dsac_t_rate": ("dsac_t", {**SMALL, "algo.learning_rate": 3e-4}, {"mixing": 0}, False),
+CONSERVATIVE = {**SMALL, "algo.critics": 2, "algo.actions": 4, "algo.actor_learning_rate": 3e-4}
+# name -> (algorithm, settings of it, settings of offrl finetune, the curve whose training on the data comes first, or
+# None)
+CURVES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str | None]] = {
+    "iql": ("iql", {"dataset.normalize_observations": True}, {"mixing": None}, "iql"),
+    "td3_bc": ("td3_bc", {"dataset.normalize_observations": True}, {}, "td3_bc"),
+    "cal_ql": ("cal_ql", {"algo.actor_learning_rate": 3e-4}, {}, "cal_ql"),
+    "sac_n2_mixed": ("sac_n", {"algo.critics": 2}, {"mixing": 0.5}, None),
+    "rlpd": ("rlpd", {"algo.utd_split": 1, "algo.batch_size": 256}, {"mixing": 0.5}, None),
+    "scratch": ("sac_n", {"algo.critics": 2}, {"mixing": 0}, None),
+    "small_iql": ("iql", {"dataset.normalize_observations": True, **SMALL}, {"mixing": None}, "small_iql"),
+    "small_cal_ql": ("cal_ql", CONSERVATIVE, {}, "small_cal_ql"),
+    "small_wsrl": ("wsrl", CONSERVATIVE, {"warmup": 1_000}, "small_wsrl"),
+    "small_wsrl_cold": ("wsrl", CONSERVATIVE, {"warmup": 0}, "small_wsrl"),
+    "small_rlpd": (
+        "rlpd",
+        {**SMALL, "algo.critics": 2, "algo.utd_split": 4, "algo.batch_size": 1024},
+        {"mixing": 0.5},
+        None,
+    ),
+    "small_sac": ("sac_n", {"algo.critics": 2, **SMALL}, {"mixing": 0}, None),
+    "small_dsac_t": ("dsac_t", {**SMALL}, {"mixing": 0}, None),
+    "small_dsac_t_rate": ("dsac_t", {**SMALL, "algo.learning_rate": 3e-4}, {"mixing": 0}, None),
     "small_mrq": (
         "mrq",
         {**SMALL, "algo.latent": 64, "algo.action_latent": 32},
         {"mixing": 0, "warmup": 256},
-        False,
+        None,
     ),
-    "small_sac_utd4": ("sac_n", {"algo.critics": 2, **SMALL}, {"mixing": 0, "utd": 4}, False),
-    "mbpo": ("mbpo", {**SMALL, **MODEL}, {"utd": 4, "warmup": 256}, False),
-    "mbpo_optimistic": ("mbpo", {**SMALL, **MODEL, "algo.candidates": 5}, {"utd": 4, "warmup": 256}, False),
+    "small_sac_utd4": ("sac_n", {"algo.critics": 2, **SMALL}, {"mixing": 0, "utd": 4}, None),
+    "mbpo": ("mbpo", {**SMALL, **MODEL}, {"utd": 4, "warmup": 256}, None),
+    "mbpo_optimistic": ("mbpo", {**SMALL, **MODEL, "algo.candidates": 5}, {"utd": 4, "warmup": 256}, None),
 }
 WITHOUT_DATA = (
     "small_sac",
@@ -117,14 +129,14 @@ def main() -> None:
 
 
 def ours(name: str, args: argparse.Namespace) -> None:
-    """One curve of ours, in --out/NAME; offline training, where there is any, in --out/NAME-offline."""
-    algo, settings, online, offline = CURVES[name]
+    """One curve of ours, in --out/NAME; offline training, where there is any, in --out/FIRST-offline."""
+    algo, settings, online, first = CURVES[name]
     settings = {"algo.hidden": HIDDEN, **settings}
     common = {"runs_dir": str(args.out), "quiet": True, "device": "cpu", "compile": args.compile}
     scoring = {"eval.episodes": args.episodes, "eval.workers": 0}
     run = None
-    if offline:
-        run = offrl.train(algo, args.data, seeds=args.seeds, steps=args.updates, env=args.env, name=f"{name}-offline",
+    if first is not None:
+        run = offrl.train(algo, args.data, seeds=args.seeds, steps=args.updates, env=args.env, name=f"{first}-offline",
                           settings={**settings, **scoring, "eval.every": 0}, **common)  # fmt: skip
         more: dict[str, Any] = {}
     else:
@@ -206,6 +218,11 @@ def table(out: Path) -> None:
         "sac_n2_mixed": "SAC + data",
         "rlpd": "RLPD",
         "scratch": "SAC",
+        "small_iql": "IQL, 2 x 64",
+        "small_cal_ql": "Cal-QL, 2 x 64",
+        "small_wsrl": "WSRL, 2 x 64",
+        "small_wsrl_cold": "WSRL, 2 x 64, without warm-up",
+        "small_rlpd": "RLPD, 2 x 64",
         "small_sac": "SAC, 2 x 64",
         "small_dsac_t": "DSAC-T, 2 x 64",
         "small_dsac_t_rate": "DSAC-T, 2 x 64, SAC's learning rate",
