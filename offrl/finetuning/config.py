@@ -210,5 +210,24 @@ def check_goals(config: FinetuneConfig, name: str) -> None:
         )
 
 
+def check_memory(config: FinetuneConfig, name: str) -> None:
+    """Raise UserError for settings that replace actions which a policy remembers as its own."""
+    if changed := "interventions" if config.interventions else "noise" if config.noise else None:
+        raise UserError(
+            f"{changed}={getattr(config, changed)}: a policy of {name} remembers the actions that it chose, and would "
+            "take others for them: leave it out"
+        )
+
+
+def check_length(config: FinetuneConfig, length: int, name: str) -> None:
+    """Raise UserError where no environment ever keeps `length` states in a row."""
+    states = min(config.capacity or config.steps, config.steps) // (config.envs or 1)
+    if states < length:
+        raise UserError(
+            f"{name} learns from {length} states in a row, and each of {config.envs} environments keeps {states}: more "
+            "steps= (or capacity=), fewer envs=, or a shorter algo.length="
+        )
+
+
 def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value

@@ -26,6 +26,7 @@ from offrl.finetuning.play.snapshots import load as load_snapshots
 from offrl.finetuning.play.turns import Turn
 from offrl.finetuning.replay_buffer import INTERVENTIONS, MixedBatches, Replay, Ring
 from offrl.finetuning.session import OnlineLoop
+from offrl.finetuning.sources import is_chain
 from offrl.finetuning.start import Start, online_lines
 from offrl.finetuning.transitions import Rows, columns_for, normal, returns_of
 from offrl.finetuning.windows import INTERVENTION
@@ -98,8 +99,10 @@ class TransitionLoop(OnlineLoop):
         discount = start.data.discount_returns if start.data is not None else None
         discount = float(getattr(algorithm.config, "discount", 0.99)) if discount is None else discount
         self.rows = Rows(start.spec, columns, self.many, self.envs, returns_of(sampler, discount), sampler)
-        capacity = min(config.capacity or self.steps, self.steps)
-        self.ring = Ring(self.rows.columns, self.many, capacity, self.device)
+        capacity, rings = min(config.capacity or self.steps, self.steps), self.many
+        if is_chain(sampler):  # states, those of each environment for themselves
+            capacity, rings = math.ceil(capacity / self.envs), self.many * self.envs
+        self.ring = Ring(self.rows.columns, rings, capacity, self.device)
         self.replays = [Replay(self.run_dir, self.ring)]
         corrected = None
         if config.interventions is not None and config.mixing:
@@ -114,11 +117,11 @@ class TransitionLoop(OnlineLoop):
         if config.normalize == "running":
             self.statistics = MovingStatistics(start.spec, self.many, self.device)
         change = None if self.statistics is None else self.statistics.of_batch
-        batches = MixedBatches(
+        self.batches = MixedBatches(
             self.ring, sampler, source, state.key, algorithm.config.batch_size, config.mixing, corrected, change
         )
         plan = Plan(algorithm, algorithm.config.batch_size, self.mode, config.precision, self.many)
-        self.learner = Learner(plan, batches, self.replicas, self.device, start.fixed, start.anneal)
+        self.learner = Learner(plan, self.batches, self.replicas, self.device, start.fixed, start.anneal)
 
     def _open(self, evaluator: Evaluator, saved: Saved | None, state: TrainState) -> None:
         super()._open(evaluator, saved, state)
@@ -166,7 +169,7 @@ class TransitionLoop(OnlineLoop):
             moment = bool(self.ended.all())
         else:
             moment = self.t // config.update_every != started // config.update_every
-        ready = config.mixing == 1.0 or bool((self.ring.total > 0).all())
+        ready = config.mixing == 1.0 or self.batches.ready
         if moment and ready and self.t > self.warmup:
             # a pure function of t; whole patterns only, because parts of one round differently when compiled
             goal = self.first + int((config.utd or 1.0) * (self.t - self.warmup) + 1e-9)

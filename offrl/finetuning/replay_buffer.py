@@ -20,7 +20,7 @@ from offrl.data.samplers.goals import GoalSampler
 from offrl.data.samplers.tables import Experience, Packed, nested, split
 from offrl.data.samplers.transitions import Batch, Sampler
 from offrl.errors import UserError
-from offrl.finetuning import hindsight
+from offrl.finetuning import sources
 from offrl.system import files as checkpoint
 from offrl.system.backend import move
 
@@ -84,14 +84,18 @@ class Ring:
         self.packed.table[index] = torch.from_numpy(np.concatenate(flat, 1)).to(self.device)
         for name, column in self.apart.items():
             values = np.asarray(rows[name])[keep]
-            if name == hindsight.LAST:
+            if name == sources.LAST:
                 values = (values + slots[keep] % self.capacity).astype(np.int32)
             column[index] = torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
         self.counts.copy_(torch.from_numpy(np.minimum(self.total, self.capacity)))
 
     def take(self, slots: Tensor) -> Batch:
         """The rows in slots [N, B] of each replica: [N, B, ...]."""
-        index = (slots + self._first).reshape(-1)
+        return self.rows(slots + self._first)
+
+    def rows(self, slots: Tensor) -> Batch:
+        """The rows in slots [...] of the whole ring: [..., ...]."""
+        index = slots.reshape(-1)
         columns = self.packed.take(index) | {name: column[index] for name, column in self.apart.items()}
         return nested({name: columns[name].reshape(*slots.shape, *shape) for name, (shape, _) in self.columns.items()})
 
@@ -124,6 +128,11 @@ class MixedBatches:
         self.keys = keys.to(ring.device)
         where = ring.device if source is None else _device(source)
         self.data_keys = keys.to(where)
+
+    @property
+    def ready(self) -> bool:
+        """Whether every replica has played enough to draw from."""
+        return bool((sources.drawable(self.ring, self.sampler, len(self.keys)) > 0).all())
 
     def get(self, step: int) -> Batch:
         """The batch of update `step` for all replicas, [N, B, ...] on the device: first the data's rows, then the
@@ -166,14 +175,18 @@ class MixedBatches:
         """Rows of a ring, [N, count, ...]."""
         keys = self._key(step, stream, self.keys)
         if isinstance(self.sampler, GoalSampler):
-            return hindsight.draw(ring, self.sampler, keys, count)
+            return sources.goals(ring, self.sampler, keys, count)
+        if sources.is_chain(self.sampler):
+            return sources.chains(ring, self.sampler, keys, count)
         return ring.take(vmap(lambda k, n: rng.randint(k, (count,), n))(keys, ring.counts))
 
     def _union(self, step: int, data: Batch, ring: Ring, stream: int) -> Batch:
         """As many rows as `data` has, of both in proportion to how many rows there are."""
         count = self.from_data
         played = self._drawn(step, count, ring, stream)
-        key, counts = self._key(step, stream + 2, self.keys), ring.counts + self.source.count  # [N]
+        key = self._key(step, stream + 2, self.keys)
+        played_rows = sources.drawable(ring, self.sampler, len(self.keys))
+        counts = torch.from_numpy(played_rows).to(ring.device) + self.source.count  # [N]
         from_data = vmap(lambda k, n: rng.randint(k, (count,), n))(key, counts) < self.source.count  # [N, B]
         return _merged(
             lambda v, w: torch.where(from_data.reshape(*from_data.shape, *[1] * (v.ndim - 2)), v, w), data, played

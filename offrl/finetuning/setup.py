@@ -15,10 +15,11 @@ from offrl.encoding import set_spec
 from offrl.errors import UserError, nearest, warn
 from offrl.families.goal_conditioned import GoalConditioned
 from offrl.finetuning import expansion
-from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, check_goals, choose
+from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, check_goals, check_length, check_memory, choose
 from offrl.finetuning.on_policy.policies import begin as begin_on_policy
 from offrl.finetuning.on_policy.residual import begin as begin_residual
 from offrl.finetuning.play.success import SuccessRewards
+from offrl.finetuning.sources import is_chain
 from offrl.finetuning.start import (
     KIND,
     Factory,
@@ -92,7 +93,12 @@ def begin(
         start.user_settings = {k: v for k, v in settings.items() if k not in ("name", "runs_dir")}
     if not start.algorithm.traits.on_policy:
         # refuses what is not played
-        columns_for(start.spec, start.algorithm.sampler(), start.algorithm.config.name)
+        sampler = start.algorithm.sampler()
+        columns_for(start.spec, sampler, start.algorithm.config.name)
+        if is_chain(sampler):
+            check_length(start.config, sampler.length, start.algorithm.config.name)
+        if start.algorithm.actor_class.remembers_actions:
+            check_memory(start.config, start.algorithm.config.name)
         if start.algorithm.traits.goal_conditioned:
             start.task = towards_goals(start.task)
             check_goals(start.config, start.algorithm.config.name)
@@ -308,8 +314,9 @@ def _on_policy(name: Any) -> bool:
 
 def _learns_from_rewards(kind: type[Algorithm]) -> bool:
     """Whether it has a critic, and an actor or the critic itself for a policy (ARSQ)."""
-    critic, policy = kind.traits.critic_modules, kind.traits.policy_modules
-    return bool(critic) and ("actor" in policy or policy == critic)
+    policy, critics = kind.traits.policy_modules, kind.traits.critic_modules
+    learns = bool(critics) or "critic" in kind.traits.targets  # whose values may be of latent states
+    return learns and ("actor" in policy or policy == critics)
 
 
 def _online(

@@ -22,9 +22,9 @@ from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
 from offrl.evaluation import streams
 from offrl.evaluation.past import acted, begin, push
-from offrl.finetuning.hindsight import LAST
 from offrl.finetuning.play.turns import Turn
 from offrl.finetuning.replay_buffer import Column
+from offrl.finetuning.sources import LAST, is_chain
 from offrl.finetuning.windows import INTERVENTION, windows_of
 from offrl.tasks.entries import VECTOR
 
@@ -45,14 +45,12 @@ def columns_for(spec: DataSpec, sampler: Any, name: str) -> dict[str, Column]:
     a column for each, such as observations/front. Raises UserError for what playing cannot give.
     """
     extra = getattr(sampler, "extra", ())
-    # windows that end with their episode: what playing makes
-    strict = isinstance(sampler, StateSampler) and sampler.kind == "strict"
     goals = isinstance(sampler, GoalSampler)
     if goals and (spec.streams or spec.windowed or spec.encoder is not None or spec.goal_dim):
         kind = "parts of a state (achieved_goals)" if spec.goal_dim else "images or windows"
         raise UserError(f"{name} learns online towards goals that are whole observations of one vector, and those of "
                         f"{spec.name} are {kind}")  # fmt: skip
-    if not (strict or goals or isinstance(sampler, TransitionSampler | ChunkSampler)):
+    if not isinstance(sampler, TransitionSampler | ChunkSampler | StateSampler | GoalSampler):
         raise UserError(f"{name} learns from batches of its own kind ({type(sampler).__name__}), which are not made of "
                         "single transitions: offrl finetune cannot go on with it")  # fmt: skip
     if unknown := [column for column in extra if column not in (*LATE, "costs")]:
@@ -107,7 +105,8 @@ class Rows:
         self.windows = windows_of(sampler, replicas * envs)
         self.single = columns  # of one step
         self.columns = columns if self.windows is None else self.windows.columns(columns)
-        self.owner = np.repeat(np.arange(replicas), envs)
+        # whose rows of each environment are: its replica's, or its own, where windows need them in a row
+        self.owner = np.arange(replicas * envs) // (1 if is_chain(sampler) else envs)
         self.following = "next_actions" in columns
         self.whole = "returns_to_go" in columns or LAST in columns
         self.waiting: list[list[dict[str, Any]]] = [[] for _ in self.owner]  # the rows of each running episode
@@ -147,8 +146,8 @@ class Rows:
         }
 
     def take(self, turn: Turn) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """(whose [R], rows [R, ...]): what is known completely now, in order. Besides `columns` a row says whether its
-        (first) action was an intervention, bool.
+        """(whose [R], as `owner`; rows [R, ...]): what is known completely now, in order. Besides `columns` a row says
+        whether its (first) action was an intervention, bool.
         """
         ready = {
             **self._observations(turn),

@@ -100,19 +100,20 @@ class RingWindows:
 
 
 class RingStates:
-    """The windows of states of K environments, as StateSampler's "strict" ones: rows go in, in order, and come out as
-    windows that begin at each state.
+    """The states of K environments for a StateSampler: rows go in, in order, and come out as "strict" windows that
+    begin at each state, or for "chain" as single states, of which `offrl.finetuning.sources.chains` makes windows.
     """
 
     def __init__(self, sampler: StateSampler, environments: int) -> None:
-        self.length, self.past_end = sampler.length, sampler.past_end
+        self.windows = sampler.kind == "strict"
+        self.length, self.past_end = sampler.length if self.windows else 1, sampler.past_end
         self.waiting: list[list[Row]] = [[] for _ in range(environments)]  # states, of which a window is not complete
         self.last: list[Row | None] = [None] * environments  # the row before, of the same episode
 
     def columns(self, columns: Mapping[str, Column]) -> dict[str, Column]:
-        """The columns of a window, of those of a row."""
+        """The columns of a window or a state, of those of a row."""
         action, choice = columns["actions"]
-        length = (self.length,)
+        length = (self.length,) if self.windows else ()
         return {
             **{name: ((*length, *shape), kind) for name, (shape, kind) in columns.items() if _head(name) == OBSERVED},
             **dict.fromkeys(("actions", PREVIOUS_ACTIONS), ((*length, *action), choice)),
@@ -121,7 +122,7 @@ class RingStates:
         }
 
     def take(self, k: int, rows: list[Row], over: bool) -> list[Row]:
-        """The windows of environment k that are complete with these rows; with `over` the episode ends."""
+        """The windows or states of environment k that are complete with these rows; with `over` the episode ends."""
         states = self.waiting[k]
         for row in rows:
             states.append(_state(row, row, self.last[k]))
@@ -134,11 +135,13 @@ class RingStates:
             if self.past_end and terminal:  # windows that begin at its last rows, too
                 states += states[-1:] * (self.length - 2)
         count = max(0, len(states) - self.length + 1)
-        windows = [
-            {name: np.stack([state[name] for state in states[i : i + self.length]]) for name in states[i]}
-            | {INTERVENTION: states[i][INTERVENTION]}
-            for i in range(count)
-        ]
+        windows = states[:count]
+        if self.windows:
+            windows = [
+                {name: np.stack([state[name] for state in states[i : i + self.length]]) for name in states[i]}
+                | {INTERVENTION: states[i][INTERVENTION]}
+                for i in range(count)
+            ]
         if over:
             self.drop(k)
         else:

@@ -20,6 +20,7 @@ from offrl.data.dataset import Dataset
 from offrl.data.samplers.chunks import WHOLE, ChunkSampler
 from offrl.data.samplers.states import StateSampler
 from offrl.data.samplers.transitions import SPAN, VALID, TransitionSampler
+from offrl.finetuning import sources
 from offrl.finetuning.learner import Learner
 from offrl.finetuning.play.turns import Turn
 from offrl.finetuning.replay_buffer import MixedBatches, Ring
@@ -32,12 +33,12 @@ PLAYED = {(0, 0): [4, -2, 1, 6], (0, 1): [-1, 7, -3, 9], (1, 0): [9, -9], (1, 1)
 STEPS = 18
 
 
-def play() -> tuple[list[Turn], dict[int, Dataset]]:
+def play(apart: bool = False) -> tuple[list[Turn], dict[int, Dataset]]:
     """Turns of 2 x 2 environments whose observations say replica, environment and step; and the same as data of each
-    replica.
+    replica, or with `apart` of each environment.
     """
     g, turns = np.random.default_rng(0), []
-    episodes: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
+    episodes: dict[int, list[dict[str, Any]]] = {n: [] for n in range(4 if apart else 2)}
     running: dict[tuple[int, int], list[Any]] = {seat: [] for seat in PLAYED}
     left = {seat: list(lengths) for seat, lengths in PLAYED.items()}
     for t in range(STEPS):
@@ -54,7 +55,7 @@ def play() -> tuple[list[Turn], dict[int, Dataset]]:
             over = len(running[n, e]) == abs(size)
             rows.append((*step, over and size < 0, over))
             if over or t == STEPS - 1:  # what still runs is taken for cut
-                episodes[n].append({"rows": running[n, e], "died": over and size < 0})
+                episodes[2 * n + e if apart else n].append({"rows": running[n, e], "died": over and size < 0})
                 running[n, e], left[n, e] = [], left[n, e][1:]
         observations, actions, rewards, after, died, over = (np.array(x) for x in zip(*rows, strict=True))
         turns.append(
@@ -124,6 +125,57 @@ def test_played_windows_are_those_of_the_data(sampler: Any) -> None:
         assert drawn.keys() == played.keys()
         for name, column in drawn.items():
             assert column.dtype == played[name].dtype and torch.equal(played[name][pick], column), name
+
+
+def test_chains_are_those_of_each_environment_s_episodes() -> None:
+    """Windows that go on across episodes, each of one environment, all alike."""
+    sampler = StateSampler(5, "chain")
+    turns, data = play(apart=True)
+    rows = Rows(data[0].spec, columns_for(data[0].spec, sampler, "it"), 2, 2, returns_of(sampler, 0.9), sampler)
+    ring = Ring(rows.columns, 4, 200, torch.device("cpu"))
+    last = dataclasses.replace(turns[-1], over=np.ones(4, bool), valid=np.zeros(4, bool))
+    for turn in [*turns, last]:
+        ring.add(*rows.take(turn))
+    prepared = [sampler.prepare(data[k]) for k in range(4)]
+    assert sources.windows(ring, sampler, 2).flatten().tolist() == [source.count for source in prepared]
+    played = sources.chains(ring, sampler, torch.stack([rng.make_key(1), rng.make_key(2)]), 3000)
+    for n in range(2):
+        drawn = [sampler(source, rng.make_key(0), 2000) for source in prepared[2 * n : 2 * n + 2]]
+        expected = {name: torch.cat([batch[name] for batch in drawn]) for name in drawn[0]}
+        assert expected.keys() == played.keys()
+        first = expected["observations"][:, 0, 0].tolist()
+        begins = played["observations"][n, :, 0, 0].tolist()
+        pick = torch.tensor([first.index(x) for x in begins])
+        for name, column in expected.items():
+            assert column.dtype == played[name].dtype and torch.equal(played[name][n], column[pick]), name
+        counts = np.unique(begins, return_counts=True)[1]
+        assert len(counts) == sum(source.count for source in prepared[2 * n : 2 * n + 2])
+        mean = 3000 / len(counts)
+        assert np.abs(counts - mean).max() < 5 * np.sqrt(mean)
+
+
+def test_chains_are_of_the_newest_states() -> None:
+    """Where the oldest are overwritten, and where an episode was given up, which then ends at its newest state."""
+    sampler, keys = StateSampler(3, "chain"), rng.make_key(3).unsqueeze(0)
+    turns, data = play(apart=True)
+    rows = Rows(data[0].spec, columns_for(data[0].spec, sampler, "it"), 1, 4, returns_of(sampler, 0.9), sampler)
+    ring = Ring(rows.columns, 4, 7, torch.device("cpu"))
+    history: list[list[float]] = [[] for _ in range(4)]
+    for t, turn in enumerate(turns):
+        if t == 16:
+            rows.drop(1)
+        environments, new = rows.take(turn)
+        ring.add(environments, new)
+        for k, x in zip(environments.tolist(), new["observations"][:, 0].tolist(), strict=True):
+            history[k].append(x)
+        there = {tuple(h[i : i + 3]) for seen in history for h in [seen[-7:]] for i in range(len(h) - 2)}
+        assert int(sources.drawable(ring, sampler, 1)[0]) == len(there)
+        if there:
+            batch = sources.chains(ring, sampler, keys, 500)
+            assert {tuple(w) for w in batch["observations"][0, :, :, 0].tolist()} == there
+            assert bool(batch["is_first"][0, :, 0].all()) and not bool(batch["previous_actions"][0, :, 0].any())
+    states, last = (batch[name][0].reshape(500, 3).tolist() for name in ("observations", "is_last"))
+    assert last[states.index([114.0, 115.0, 116.0])] == [False, True, False]
 
 
 def test_windows_wait_until_they_are_complete_and_none_is_torn_by_the_ring() -> None:

@@ -98,7 +98,7 @@ def data(discrete: bool = False) -> Dataset:
 
 def trained(folder: Path, algo: str = "iql", discrete: bool = False, **more: Any) -> Run:
     settings = {"algo.hidden": [8], "eval.env": "none", "algo.batch_size": 16, **SMALL, **more}
-    settings.pop("eval.every")
+    settings = {name: value for name, value in settings.items() if name != "eval.every" and value is not None}
     return offrl.train(algo, data(discrete), seeds=2, steps=7, name="offline", settings=settings, runs_dir=str(folder))
 
 
@@ -374,6 +374,56 @@ def test_a_model_learns_from_what_is_played(
 )
 def test_what_mbpo_cannot_learn_from(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
     refused(words, lambda: tune(None, tmp_path, algo="mbpo", mixing=0, seeds=1, **{"warmup": 8, **MODEL, **settings}))
+
+
+RECURRENT: dict[str, Any] = {
+    "algo.length": 6,
+    "algo.burn_in": 1,
+    "algo.recurrent_width": 8,
+    "algo.width": 8,
+    "algo.groups": 2,
+    "algo.classes": 2,
+    "algo.members": 2,
+    "algo.warmup_steps": 2,
+    "algo.horizon": 2,
+}
+
+
+@pytest.mark.usefixtures("heeds_signals")
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param({"mixing": 0, "envs": 2}, id="fresh"),
+        pytest.param({"mixing": 0.5}, id="half", marks=pytest.mark.nightly),
+        pytest.param({"mixing": None, "algo.core": "scan"}, id="union", marks=pytest.mark.nightly),
+        pytest.param(None, id="run", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_recurrent_model_learns_from_what_is_played(
+    case: dict[str, Any] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows across episodes, with or without data, from fresh parameters or a run; and a stop leaves no trace."""
+    run = trained(tmp_path, "rssm", **{"algo.hidden": None, **RECURRENT}) if case is None else None
+    settings: dict[str, Any] = {"steps": 32, "warmup": 16, "eval.every": 32}
+    settings |= {} if case is None else {"algo": "rssm", "seeds": 2, "algo.batch_size": 4, **RECURRENT, **case}
+    monkeypatch.setattr(Walk, "steps", 0)
+    whole = tune(run, tmp_path, "whole", **settings)
+    assert "model/kl" in (whole.dir / "metrics.jsonl").read_text()
+    assert_a_stop_leaves_no_trace(whole, run, tmp_path, settings, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"envs": 16}, "rssm learns from 6 states in a row, and each of 16 environments keeps 3: more steps="),
+        ({"capacity": 5}, "rssm learns from 6 states in a row, and each of 1 environments keeps 5"),
+        ({"noise": 0.1}, "noise=0.1: a policy of rssm remembers the actions that it chose"),
+        ({"interventions": "person.py:Person"}, "interventions=person.py:Person: a policy of rssm remembers"),
+    ],
+)
+def test_what_a_recurrent_model_cannot_learn_from(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
+    given = {"algo": "rssm", "mixing": 0, "seeds": 1, "warmup": 16, **RECURRENT, **settings}
+    refused(words, lambda: tune(None, tmp_path, **given))
 
 
 LATENT: dict[str, Any] = {"algo.latent": 4, "algo.action_latent": 4, "algo.target_every": 5, "algo.horizon": 2}

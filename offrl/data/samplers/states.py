@@ -125,11 +125,19 @@ class StateSampler:
         final = source.final[at]
         batch["observations"] = pytree.tree_map(lambda after, x: torch.where(_beside(final, x), after, x), *pairs)
         batch |= {name: batch[name] > 0.0 for name in FLAGS}
-        if self.kind == "chain":
-            batch[IS_FIRST] = batch[IS_FIRST] | (at == at[:, :1])
-        for name in (PREVIOUS_ACTIONS, ARRIVAL_REWARDS):
-            batch[name] = torch.where(_beside(batch[IS_FIRST], batch[name]), 0, batch[name])
-        return batch
+        return opened(batch, self.kind == "chain")
+
+
+def opened(batch: Batch, chain: bool) -> Batch:
+    """Windows [..., K, ...] without what led to the first states of episodes; with `chain` a window's first state is
+    one.
+    """
+    first = batch[IS_FIRST]
+    if chain:
+        batch[IS_FIRST] = first | (torch.arange(first.shape[-1], device=first.device) == 0)
+    for name in (PREVIOUS_ACTIONS, ARRIVAL_REWARDS):
+        batch[name] = torch.where(_beside(batch[IS_FIRST], batch[name]), 0, batch[name])
+    return batch
 
 
 def in_time(batch: Batch) -> Batch:
@@ -148,7 +156,7 @@ def going_on(batch: Batch) -> Tensor:
 
 
 def _beside(mask: Tensor, column: Tensor) -> Tensor:
-    """A mask [B, K] that broadcasts over a column [B, K, ...]."""
+    """A mask [..., K] that broadcasts over a column [..., K, ...]."""
     return mask.reshape(*mask.shape, *[1] * (column.ndim - mask.ndim))
 
 
