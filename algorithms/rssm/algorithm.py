@@ -1,7 +1,8 @@
 """RSSM: a recurrent state-space model, and an actor-critic that learns in its imagination. DreamerV3 ("Mastering
 Diverse Domains through World Models", Hafner et al., 2023, arXiv 2301.04104); with `objective=bottleneck` its model is
 trained as RePo's ("RePo: Resilient Model-Based Reinforcement Learning by Regularizing Posterior Predictability", Zhu et
-al., 2023, arXiv 2309.00082).
+al., 2023, arXiv 2309.00082), with `objective=information` as InfoPower's ("INFOrmation Prioritization through
+EmPOWERment in Visual Model-Based RL", Bharadhwaj et al., 2022, arXiv 2204.08585).
 
 Ours, for data without an environment: heads whose disagreement is a penalty (`members`, `penalty`, after Offline
 DreamerV2, arXiv 2206.04779), a model that stays as it is after some updates, and cloning of the data's actions.
@@ -56,9 +57,10 @@ from offrl.registry import register
 
 @register("algo", "rssm")
 class RSSM(Algorithm[RSSMConfig]):
-    """Modules: encoder, dynamics, prior, posterior, reward, continuation, decoder or, with
-    `objective=bottleneck`, multiplier (the model), actor, critic. Shapes: T states of a window, the first axis of all
-    that is learnt from; B windows; H imagined steps; N = T B states that they begin at; F features.
+    """Modules: encoder, dynamics, prior, posterior, reward, continuation, decoder or, with `objective=bottleneck`,
+    multiplier, with `information` multiplier, contrast and inverse (the model), actor, critic. Shapes: T states of a
+    window, the first axis of all that is learnt from; B windows; H imagined steps; N = T B states that they begin at; F
+    features.
     """
 
     # a program grows with the states of a window and the imagined steps
@@ -94,7 +96,7 @@ class RSSM(Algorithm[RSSMConfig]):
     def optimizer(self, name: str) -> Adam:
         c = self.config
         if name == "multiplier":
-            return Adam(c.kl_learning_rate)
+            return Adam(c.multiplier_learning_rate)
         return LaProp(c.learning_rate, eps=1e-20, warmup_steps=c.warmup_steps, adaptive_clip=c.adaptive_clip)
 
     def extra(self, params: dict[str, Params]) -> Tree:

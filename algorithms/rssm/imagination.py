@@ -13,6 +13,7 @@ from offrl import losses, rng
 from offrl.algorithm import Params, TrainState
 from offrl.algorithms.rssm.latents import LatentWindows, disagreement
 from offrl.algorithms.rssm.networks import HEAD
+from offrl.algorithms.rssm.objectives import action_log_prob
 
 if TYPE_CHECKING:
     from offrl.algorithms.rssm.algorithm import RSSM
@@ -55,6 +56,11 @@ def imagined(
         if c.members > 1:
             unit = disagreement(windows.prior).mean().detach() if c.penalty_unit == "mean" else 1.0
             rewards = rewards - c.penalty * torch.stack(doubts) / unit
+        if c.objective == "information":
+            played = torch.stack(actions)
+            surprise = algorithm.policy.log_prob(latents.apply("actor", features[:-1]), played)
+            gain = action_log_prob(latents, features, played.clamp(-1.0, 1.0)) - surprise
+            rewards = torch.cat([rewards[:1], rewards[1:] + c.empowerment_weight * gain])
         alive = latents.apply("continuation", features).squeeze(-1).float().sigmoid()
         values = HEAD.mean(latents.apply("critic", features))
         returns = lambda_returns(rewards, values, alive, torch.ones_like(alive), c.decay)

@@ -39,6 +39,7 @@ class LatentWindows(NamedTuple):
     state: LatentState
     posterior: Tensor  # [T, B, S, C] log probabilities: with the observation
     prior: Tensor  # [T, B, M, S, C]: without it
+    embeddings: Tensor  # [T, B, E]: of the observations
 
     def since(self, step: int) -> LatentWindows:
         """The windows without their first states."""
@@ -115,7 +116,7 @@ class Latents:
                 states.append(state)
                 posteriors.append(known)
             state, posterior = pytree.tree_map(lambda *x: torch.stack(x), *states), torch.stack(posteriors)
-        return LatentWindows(state, posterior, self.log_probs(self.apply("prior", state.recurrent)))
+        return LatentWindows(state, posterior, self.log_probs(self.apply("prior", state.recurrent)), embeddings)
 
     def imagine(self, before: LatentState, action: Tensor, key: Tensor) -> tuple[LatentState, Tensor]:
         """The state after an action [B, A], by one of the prior heads for each row, and the heads' disagreement [B]."""

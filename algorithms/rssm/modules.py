@@ -69,6 +69,12 @@ def model_networks(config: RSSMConfig, spec: DataSpec) -> dict[str, nn.Module]:
         "reward": head(features, c.width, 1, HEAD.out_dim, 0.0),
         "continuation": head(features, c.width, 1, 1),
     }
+    if c.objective == "information":
+        contrast, inverse = (
+            nn.Linear(features, embedded, bias=False),
+            head(2 * features, c.width, 2, 2 * spec.action_dim),
+        )
+        return {**networks, "contrast": contrast, "inverse": inverse, "multiplier": LogWeight(c.contrast_weight)}
     if c.objective == "bottleneck":
         return {**networks, "multiplier": LogWeight(c.kl_weight)}
     if streams is None:

@@ -1,5 +1,6 @@
-"""What the latent model is trained for: to reconstruct its observations (DreamerV3, arXiv 2301.04104), or to predict
-rewards from as little of them as that takes (RePo, arXiv 2309.00082). Both predict rewards, and whether episodes go on.
+"""What the latent model is trained for: to reconstruct its observations (DreamerV3, arXiv 2301.04104), to predict
+rewards from as little of them as that takes (RePo, arXiv 2309.00082), or to tell observations apart, and actions from
+what changed (InfoPower, arXiv 2204.08585). All predict rewards, and whether episodes go on.
 
 Shapes: T states of a window; B windows.
 """
@@ -16,9 +17,12 @@ from torch.nn import functional as F
 from offrl.algorithm import Batch, Loss, Params
 from offrl.algorithms.rssm.latents import Latents, LatentWindows, kl, one_head
 from offrl.algorithms.rssm.networks import HEAD
-from offrl.data.samplers.states import ARRIVAL_REWARDS, IS_FIRST, IS_TERMINAL, VALID
+from offrl.data.samplers.states import ARRIVAL_REWARDS, IS_FIRST, IS_TERMINAL, PREVIOUS_ACTIONS, VALID
 from offrl.families.sequence import masked_mean
 from offrl.nn.heads import symlog
+from offrl.nn.policies import gaussian_log_prob
+
+LOG_STD = (-2.0, 2.0)  # of actions told from states
 
 
 def reconstruction(
@@ -27,20 +31,13 @@ def reconstruction(
     """-ln p(o_t) - ln p(r_t) - ln p(c_t) + 1.0 max(1, KL(sg q | p)) + 0.1 max(1, KL(q | sg p)), with the rewards that
     led to the states; free_bits_of=mean: max(1, mean KL) in place of the mean of max(1, KL).
     """
-    c, valid, features = latents.config, batch[VALID], windows.state.features
-    prior = one_head(windows.prior, key)
-    divergence = kl(windows.posterior.detach(), prior)
-    representation = kl(windows.posterior, prior.detach())
-    if c.free_bits_of == "mean":
-        divergences = [masked_mean(x, valid).clamp(min=c.free_bits) for x in (divergence, representation)]
-    else:
-        divergences = [x.clamp(min=c.free_bits) for x in (divergence, representation)]
-    balanced = masked_mean(c.dynamics_weight * divergences[0] + c.representation_weight * divergences[1], valid)
+    features = windows.state.features
+    balanced, divergence = balanced_kl(latents, windows, batch, key)
     reward, continuation = predictions(latents, features, batch)
     error = squared_error(latents.apply("decoder", features), batch["observations"])
-    drawing = masked_mean(error, valid)
+    drawing = masked_mean(error, batch[VALID])
     metrics = {
-        "model/kl": masked_mean(divergence, valid),
+        "model/kl": divergence,
         "model/reward": reward,
         "model/continuation": continuation,
         "model/reconstruction": drawing,
@@ -70,7 +67,72 @@ def bottleneck(
     return reward + continuation + weight * excess - log_weight * excess.detach(), metrics
 
 
-OBJECTIVES: dict[str, Callable[..., Loss]] = {"reconstruction": reconstruction, "bottleneck": bottleneck}
+def information(
+    latents: Latents, windows: LatentWindows, batch: Batch, key: Tensor, params: Mapping[str, Params]
+) -> Loss:
+    """-ln p(r_t) - ln p(c_t) - ln q(a_t-1|s_t-1, s_t) + the balanced KL of `reconstruction` + sg(beta) (C - epsilon) -
+    ln(beta) sg(C - epsilon), with the contrastive loss C of states and observations; InfoPower's terms as its abstract
+    has them, the coefficients ours.
+    """
+    c, features = latents.config, windows.state.features
+    balanced, divergence = balanced_kl(latents, windows, batch, key)
+    contrast = contrastive(latents.apply("contrast", features), windows.embeddings, batch[VALID])
+    known = action_log_prob(latents, features, batch[PREVIOUS_ACTIONS][1:])
+    inverse = -masked_mean(known, ~batch[IS_FIRST][1:] & batch[VALID][1:])
+    excess, log_weight = contrast - c.contrast_limit, params["multiplier"]["log"]
+    weight = log_weight.detach().exp()
+    reward, continuation = predictions(latents, features, batch)
+    metrics = {
+        "model/kl": divergence,
+        "model/reward": reward,
+        "model/continuation": continuation,
+        "model/contrast": contrast,
+        "model/contrast_weight": weight,
+        "model/inverse": inverse,
+    }
+    model = balanced + reward + continuation + inverse
+    return model + weight * excess - log_weight * excess.detach(), metrics
+
+
+OBJECTIVES: dict[str, Callable[..., Loss]] = {
+    "reconstruction": reconstruction,
+    "bottleneck": bottleneck,
+    "information": information,
+}
+
+
+def balanced_kl(latents: Latents, windows: LatentWindows, batch: Batch, key: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss of the divergence of posterior and prior, each of which it trains by its weight, less the free bits; and
+    its mean.
+    """
+    c, valid, prior = latents.config, batch[VALID], one_head(windows.prior, key)
+    divergence = kl(windows.posterior.detach(), prior)
+    representation = kl(windows.posterior, prior.detach())
+    if c.free_bits_of == "mean":
+        divergences = [masked_mean(x, valid).clamp(min=c.free_bits) for x in (divergence, representation)]
+    else:
+        divergences = [x.clamp(min=c.free_bits) for x in (divergence, representation)]
+    balanced = masked_mean(c.dynamics_weight * divergences[0] + c.representation_weight * divergences[1], valid)
+    return balanced, masked_mean(divergence, valid)
+
+
+def contrastive(queries: Tensor, embeddings: Tensor, valid: Tensor) -> Tensor:
+    """-E ln p(which observation a state is of), among its own and all those of other windows, by the products of
+    queries of the states and embeddings of the observations [T, B, E] (InfoNCE, arXiv 1807.03748).
+    """
+    steps, windows = valid.shape
+    window = torch.arange(windows, device=valid.device).repeat(steps)
+    number = torch.arange(len(window), device=valid.device)
+    compared = (window.unsqueeze(-1) != window) & valid.flatten() | (number.unsqueeze(-1) == number)
+    scores = queries.flatten(0, 1).float() @ embeddings.flatten(0, 1).float().mT
+    log_shares = torch.where(compared, scores, -torch.inf).log_softmax(-1).diagonal(dim1=-2, dim2=-1)
+    return -masked_mean(log_shares, valid.flatten())
+
+
+def action_log_prob(latents: Latents, features: Tensor, actions: Tensor) -> Tensor:
+    """ln q(a_t|s_t, s_t+1) [T - 1, B], normal, of the actions [T - 1, B, A] between states with features [T, B, F]."""
+    mean, raw = latents.apply("inverse", torch.cat([features[:-1], features[1:]], -1)).float().chunk(2, -1)
+    return gaussian_log_prob(mean, raw.clamp(*LOG_STD), actions)
 
 
 def predictions(latents: Latents, features: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -50,9 +50,9 @@ class RSSMConfig:
     )
     objective: str = setting(
         "reconstruction",
-        "what trains the model beside rewards and ends: to draw observations again, or a bottleneck of what it sees of "
-        "them (RePo)",
-        choices=("reconstruction", "bottleneck"),
+        "what trains the model beside rewards and ends: to draw observations again, a bottleneck of what it sees of "
+        "them (RePo), or to tell observations apart, and actions from what changed (InfoPower)",
+        choices=("reconstruction", "bottleneck", "information"),
     )
     dynamics_weight: float = setting(1.0, "weight of the KL divergence that trains the prior", low=0.0)
     representation_weight: float = setting(
@@ -75,7 +75,21 @@ class RSSMConfig:
     kl_weight: float = setting(
         1e-5, "bottleneck: weight of the KL divergence at the start, which rises while it is above its limit", above=0.0
     )
-    kl_learning_rate: float = setting(1e-4, "bottleneck: Adam's rate for the logarithm of that weight", low=0.0)
+    multiplier_learning_rate: float = setting(
+        1e-4, "bottleneck, information: Adam's rate for the logarithm of kl_weight or contrast_weight", low=0.0
+    )
+    contrast_limit: float = setting(2.0, "information: largest mean contrastive loss, in nats a state (ours)", low=0.0)
+    contrast_weight: float = setting(
+        1.0,
+        "information: weight of the contrastive loss at the start, which rises while it is above its limit",
+        above=0.0,
+    )
+    empowerment_weight: float = setting(
+        0.0,
+        "information: weight of ln q(a|s, s') - ln pi(a|s) among imagined rewards, for exploration in an environment",
+        low=0.0,
+    )
+
     horizon: int = setting(5, "imagined steps from each state of a batch (DreamerV3: 15)", low=1)
     decay: float = setting(0.95, "decay of later values in an imagined return (lambda)", low=0.0, high=1.0)
     polyak: float = setting(0.02, "share of the critic that enters its slow copy in each update", low=0.0, high=1.0)

@@ -1,8 +1,8 @@
 """What a latent model learns of images with a moving distractor, with and without drawing them again:
 `python scripts/bench/latent_distractor.py`.
 
-Trains `dreamerv3` (reconstruction) and `repo` (bottleneck) on pictures of the drawn pendulum, clean and with discs that
-swing behind it, and prints, of other episodes: the error of the reward that is predicted ten steps ahead along the
+Trains `dreamerv3` (reconstruction), `repo` (bottleneck) and `infopower` (information) on pictures of the drawn pendulum,
+clean and with discs that swing behind it, and prints, of other episodes: the error of the reward that is predicted ten steps ahead along the
 recorded actions, without looking, in standard deviations of rewards (1: a guess of their mean); and how much of the
 variance of angle (cos, sin), velocity and discs a ridge regression on the latent state explains.
 """
@@ -29,7 +29,7 @@ from offrl.training.setup import make_algorithm
 from offrl.training.step import Step
 
 DATA = ("pendulum", "pendulum-distractor")
-MODELS = ("dreamerv3", "repo")
+MODELS = ("dreamerv3", "repo", "infopower")
 SMALL: dict[str, Any] = {
     "batch_size": 8,
     "length": 16,

@@ -26,7 +26,7 @@ from offrl.algorithms.rssm.latents import (
     one_head,
 )
 from offrl.algorithms.rssm.networks import HEAD, BlockGRU, BlockLinear, BoundedNormal, PriorHeads, gated, head
-from offrl.algorithms.rssm.objectives import OBJECTIVES, squared_error
+from offrl.algorithms.rssm.objectives import OBJECTIVES, action_log_prob, contrastive, squared_error
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.states import StateSampler
@@ -306,7 +306,7 @@ def test_memory_ends_with_the_episode_in_the_gradient_too(core: str) -> None:
 def small_observed(posterior: Tensor, prior: Tensor) -> LatentWindows:
     """One window of two states with these log probabilities [2, 1, 3, 4]."""
     state = LatentState(torch.zeros(2, 1, 16), torch.zeros(2, 1, 12))
-    return LatentWindows(state, posterior, prior.unsqueeze(-3))
+    return LatentWindows(state, posterior, prior.unsqueeze(-3), torch.zeros(len(posterior), 1, 8))
 
 
 @pytest.mark.parametrize("scale", [0.2, 4.0])
@@ -337,9 +337,8 @@ def test_free_bits_are_of_each_state() -> None:
     algorithm, state = make(groups=1, classes=2)
     probabilities = torch.tensor([[[[0.99, 0.01]]], [[[0.99, 0.01]]]])
     other = torch.tensor([[[[0.6, 0.4]]], [[[0.03, 0.97]]]])
-    windows = LatentWindows(
-        LatentState(torch.zeros(2, 1, 16), torch.zeros(2, 1, 2)), probabilities.log(), other.log()[:, :, None]
-    )
+    zeros = LatentState(torch.zeros(2, 1, 16), torch.zeros(2, 1, 2))
+    windows = LatentWindows(zeros, probabilities.log(), other.log()[:, :, None], torch.zeros(2, 1, 8))
     divergence = kl(windows.posterior, windows.prior[:, :, 0]).flatten()
     assert float(divergence[0]) < 1.0 < float(divergence[1])
     batch = {k: v[:2, :1] for k, v in a_batch().items()} | {"valid": torch.ones(2, 1, dtype=torch.bool)}
@@ -391,7 +390,7 @@ def of_divergence(*nats: float) -> LatentWindows:
     posterior = torch.full((len(nats), 1, 3, 4), 0.25).log()
     prior = posterior - torch.tensor(nats)[:, None, None, None] / 3.0
     state = LatentState(torch.zeros(len(nats), 1, 16), torch.zeros(len(nats), 1, 12))
-    return LatentWindows(state, posterior, prior.unsqueeze(-3))
+    return LatentWindows(state, posterior, prior.unsqueeze(-3), torch.zeros(len(posterior), 1, 8))
 
 
 def two_states(*valid: bool) -> dict[str, Tensor]:
@@ -400,7 +399,7 @@ def two_states(*valid: bool) -> dict[str, Tensor]:
 
 def test_the_multiplier_rises_above_the_limit_and_falls_below() -> None:
     """Divergences 5, 5, 1, 1 around a limit of 3: Adam's steps are 1, 1, 0.261993 and -0.104973 rates."""
-    algorithm, state = make(objective="bottleneck", kl_weight=1.0, kl_learning_rate=0.01)
+    algorithm, state = make(objective="bottleneck", kl_weight=1.0, multiplier_learning_rate=0.01)
     state = state._replace(params={**state.params, "multiplier": {"log": torch.zeros(())}})
     logs = []
 
@@ -461,6 +460,77 @@ def test_small_rewards_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None
     (line,) = capsys.readouterr().err.splitlines()
     scale = float(line.rsplit(" ", 1)[1])
     assert "multiply dataset.reward_scale by" in line and 0.9 < scale * size < 1.1
+
+
+# ---- information
+
+
+def test_the_contrast_by_loops() -> None:
+    """Among its own observation and those of other windows, without what the data lack."""
+    g = torch.Generator().manual_seed(0)
+    queries, embeddings = (torch.randn(3, 2, 4, generator=g) for _ in range(2))
+    valid = torch.tensor([[True, True], [True, True], [False, True]])
+    losses = []
+    for t in range(3):
+        for b in range(2):
+            known = [(t, b)] + [(u, 1 - b) for u in range(3) if valid[u, 1 - b]]
+            scores = torch.stack([queries[t, b] @ embeddings[u, d] for u, d in known])
+            losses += [float(scores.logsumexp(0) - scores[0])] if valid[t, b] else []
+    assert len(losses) == 5
+    assert float(contrastive(queries, embeddings, valid)) == pytest.approx(float(np.mean(losses)), rel=1e-5)
+    alone = contrastive(torch.zeros(1, 3, 1), torch.ones(1, 3, 1), torch.ones(1, 3, dtype=torch.bool))
+    assert float(alone) == pytest.approx(math.log(3.0), rel=1e-6)
+
+
+def informed(**settings: Any) -> tuple[RSSM, TrainState]:
+    return make(objective="information", **settings)
+
+
+def test_the_loss_of_information() -> None:
+    """Its parts, with beta = 0.5; the multiplier's gradient is the limit less the contrast, and the inverse model's
+    that of the actions which the states' episodes have."""
+    algorithm, state = informed(contrast_limit=0.5)
+    log = torch.tensor(0.5).log().requires_grad_()
+    params, batch = {**state.params, "multiplier": {"log": log}}, a_batch()
+    windows = observed(algorithm, params, batch)
+    loss, metrics = model_loss(algorithm, params, windows, batch)
+    excess = float(metrics["model/contrast"].detach()) - 0.5
+    assert excess > 0.0
+    parts = [float(metrics[f"model/{name}"].detach()) for name in ("reward", "continuation", "inverse")]
+    free = 1.1 * kl(windows.posterior, windows.prior[:, :, 0]).clamp(min=1.0)
+    divergence = float(free[batch["valid"]].mean().detach())
+    assert float(loss.detach()) == pytest.approx(sum(parts) + divergence + (0.5 + math.log(2.0)) * excess, rel=1e-4)
+    assert float(torch.autograd.grad(loss, log, retain_graph=True)[0]) == pytest.approx(-excess, rel=1e-5)
+    features = windows.state.features
+    changes = torch.cat([features[:-1], features[1:]], -1)
+    mean, raw = algorithm.apply("inverse", params["inverse"], changes).chunk(2, -1)
+    log_std = raw.clamp(-2.0, 2.0)
+    normal = torch.distributions.Normal(mean, log_std.exp()).log_prob(batch["previous_actions"][1:]).sum(-1)
+    torch.testing.assert_close(
+        action_log_prob(algorithm.latents(params), features, batch["previous_actions"][1:]), normal
+    )
+    known = ~batch["is_first"][1:] & batch["valid"][1:]
+    assert parts[2] == pytest.approx(-float(normal[known].mean().detach()), rel=1e-5)
+    assert "decoder" not in state.params
+
+
+def test_what_actions_bring_about_is_rewarded() -> None:
+    """By 0.3 times ln q(a|s, s') - ln pi(a|s), and offline not at all."""
+    dreams = []
+    for weight in (0.0, 0.3):
+        algorithm, state = informed(empowerment_weight=weight, decay=0.0)
+        for name in ("reward", "critic"):
+            state.params[name].update({k: torch.zeros_like(v) for k, v in state.params[name].items()})
+        windows = observed(algorithm, state.params, a_batch())
+        dreams.append(imagined(algorithm, state, windows, rng.make_key(7)))
+    dream = dreams[0]
+    known = action_log_prob(algorithm.latents(state.params), dream.features, dream.actions.clamp(-1.0, 1.0))
+    chosen = algorithm.policy.log_prob(  # type: ignore[operator]
+        algorithm.apply("actor", state.params["actor"], dream.features[:-1]), dream.actions
+    )
+    assert torch.equal(dream.features, dreams[1].features)
+    torch.testing.assert_close(dreams[1].returns - dream.returns, 0.3 * (known - chosen), rtol=1e-4, atol=1e-4)
+    assert RSSMConfig().empowerment_weight == 0.0
 
 
 def test_the_error_of_several_streams() -> None:

@@ -266,6 +266,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"bc_weight": 0.1, "burn_in": 1, "model_updates": 2},
         {"members": 1, "penalty": 0.0},
         {"objective": "bottleneck", "kl_weight": 0.1},
+        {"objective": "information", "empowerment_weight": 0.1},
         {"actor_gradient": "model", "penalty_unit": "one", "free_bits_of": "mean", "unimix": 0.0},
         {"core": "scan", "scan_states": 3},
     ],
