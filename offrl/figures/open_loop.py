@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 
 from offrl.figures.style import COLOURS, GREY, INK, new_figure, own_settings, plain_axes, save
+from offrl.system.files import replacing
 
-PICTURE = "open_loop.png"
+PICTURE, FILM = "open_loop.png", "open_loop.gif"
 SHOWN = (0, 1, 2, 5, 10, 15, 25, 35, 45)  # steps ahead whose images are drawn
 HEADINGS = {
     "rewards": "reward: error in its standard deviations",
     "numbers": "observation: error in its standard deviations",
 }
+EDGE, GAP, HEAD = 128, 6, 18  # pixels of a film: of an image's shorter side, between images, of the line above them
+STEP_MS = 120
 # stream -> windows of (what was recorded, what was predicted), [H + 1, height, width, channels] and [H, ...], in 0..1
 Films = Mapping[str, Sequence[tuple[np.ndarray, np.ndarray]]]
 
@@ -39,6 +42,41 @@ def draw(out: Path, result: Mapping[str, Any], films: Films) -> None:
     if rows:
         _strips(parts[1], rows)
     save(figure, out)
+
+
+def film(out: Path, films: Films) -> None:
+    """The same windows as an animation: what was recorded, what the first model predicts, and the difference, a row for
+    each window. Raises UserError where the file cannot be written.
+    """
+    from PIL import Image, ImageDraw
+
+    rows = [window for windows in films.values() for window in windows]
+    frames = []
+    for k in range(len(rows[0][0])):
+        lines = []
+        for recorded, predicted in rows:
+            after = predicted[k - 1] if k else np.ones_like(recorded[0])
+            difference = np.abs(after - recorded[k]) if k else after
+            lines.append([_enlarged(x) for x in (recorded[k], after, difference)])
+        height = HEAD + sum(line[0].shape[0] + GAP for line in lines)
+        canvas = Image.new("RGB", (max(sum(x.shape[1] + GAP for x in line) for line in lines), height), "white")
+        label = "last seen" if k == 0 else f"+{k}: recorded, predicted, difference"
+        ImageDraw.Draw(canvas).text((2, 3), label, fill=INK)
+        y = HEAD
+        for line in lines:
+            for i, image in enumerate(line):
+                canvas.paste(Image.fromarray(image), (i * (image.shape[1] + GAP), y))
+            y += line[0].shape[0] + GAP
+        frames.append(canvas)
+    with replacing(out) as file:
+        frames[0].save(file, "GIF", save_all=True, append_images=frames[1:], duration=STEP_MS, loop=0)
+
+
+def _enlarged(image: np.ndarray) -> np.ndarray:
+    """An image [h, w, channels] in 0..1 as [H, W, 3] uint8, each pixel a square."""
+    image = image if image.shape[-1] == 3 else image[..., :1].repeat(3, -1)
+    times = max(1, EDGE // min(image.shape[:2]))
+    return (255.0 * image).round().astype(np.uint8).repeat(times, 0).repeat(times, 1)
 
 
 def _errors(axes: Any, heading: str, guess: str, models: Sequence[Mapping[str, Any]]) -> None:

@@ -1,10 +1,11 @@
 """What a latent model learns of images with a moving distractor, with and without drawing them again:
 `python scripts/bench/latent_distractor.py`.
 
-Trains `dreamerv3` (reconstruction), `repo` (bottleneck) and `infopower` (information) on pictures of the drawn pendulum,
-clean and with discs that swing behind it, and prints, of other episodes: the error of the reward that is predicted ten steps ahead along the
-recorded actions, without looking, in standard deviations of rewards (1: a guess of their mean); and how much of the
-variance of angle (cos, sin), velocity and discs a ridge regression on the latent state explains.
+Trains `dreamerv3` (reconstruction), `repo` (bottleneck) and `infopower` (information) on pictures of the drawn
+pendulum, clean and with discs that swing behind it, and prints, of other episodes: the error of the reward that is
+predicted ten steps ahead along the recorded actions, without looking, in standard deviations of rewards (1: a guess of
+their mean); and how much of the variance of angle (cos, sin), velocity and discs a ridge regression on the latent state
+explains.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from offrl import rng
@@ -136,6 +137,10 @@ def test_the_files_of_a_run(images: bool, tmp_path: Path, pictures: dict[str, An
     kinds = ["rewards", "numbers", *["camera"] * images]
     assert [list(model["errors"]) for model in written["models"]] == [kinds, kinds]
     assert len(written["models"][0]["errors"]["rewards"]["model"]["median"]) == STEPS - CONTEXT
+    assert (tmp_path / "open_loop.gif").exists() == images
+    if images:
+        with Image.open(tmp_path / "open_loop.gif") as animation:
+            assert animation.n_frames == 1 + STEPS - CONTEXT
     shown = len(("last seen", 1, 2, 5))  # of 7 steps
     assert len(pictures["open_loop.png"].axes) == len(kinds) + images * 2 * 3 * shown
 

@@ -1,4 +1,6 @@
-"""Open-loop predictions of a finished run's latent models: open_loop.json, open_loop.png and a short table."""
+"""Open-loop predictions of a finished run's latent models: open_loop.json, open_loop.png, for images open_loop.gif, and
+a short table.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from offrl import rng
 from offrl.algorithm import Algorithm, Batch, select
 from offrl.data.dataset import DataSpec
 from offrl.errors import say
-from offrl.figures.open_loop import PICTURE, Films, draw
+from offrl.figures.open_loop import FILM, PICTURE, Films, draw, film
 from offrl.registry import register
 from offrl.runs.tables import print_table
 from offrl.system.files import finite, write_text
@@ -27,7 +29,7 @@ SHOWN_STEPS = (1, 2, 5, 10, 20, 45)
 
 @register("artifact", "open_loop")
 class OpenLoopReport:
-    """open_loop.json and open_loop.png of a run with latent models."""
+    """open_loop.json, open_loop.png and open_loop.gif of a run with latent models."""
 
     after: ClassVar[tuple[str, ...]] = ()
 
@@ -57,6 +59,8 @@ class OpenLoopReport:
         result["models"] = models
         write_text(run.dir / NUMBERS, json.dumps(finite(result), indent=1, allow_nan=False) + "\n")
         draw(run.dir / PICTURE, result, films)
+        if films:
+            film(run.dir / FILM, films)
         if not run.quiet:
             show(models, windows)
 
