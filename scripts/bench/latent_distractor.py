@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 import offrl
 from offrl import rng
@@ -95,7 +96,7 @@ def reward_error(latents: Latents, states: LatentState, episodes: Episodes) -> f
     for begin in range(BEGIN, LIMIT - AHEAD, AHEAD):
         guesses = []
         for draw in range(DRAWS):
-            state = LatentState(*(x[begin] for x in states))
+            state = pytree.tree_map(lambda x, t=begin: x[t], states)
             for k, key in enumerate(rng.split(rng.make_key(draw), AHEAD)):
                 state, _ = latents.imagine(state, episodes.actions[begin + k], key)
             guesses.append(HEAD.mean(latents.apply("reward", state.features)))
