@@ -73,7 +73,7 @@ def _show(raw: RawData, task: Task, size: tuple[int, int], camera: str, memory: 
         images: np.ndarray | None = None
         differ = 0
         for row in range(raw.rows):
-            set_state(env, states, row, str(task.env_id), raw.where)
+            set_state(env, [part[row] for part in states], str(task.env_id), f"{raw.where}, row {row}")
             image = rendered(env, size, str(task.env_id))
             if images is None:
                 images = memory.empty(name, (raw.rows, *image.shape), np.uint8)

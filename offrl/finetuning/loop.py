@@ -64,7 +64,7 @@ def finetune(start: Start, run_dir: Path) -> None:
             play.goal_dim = start.spec.observation_dim
         if config.starts == "data" and start.data is not None:
             play.begin_in(load_snapshots(config, start.data, start.spec.source))
-        start.spec = settled(start.spec, play.seats[0].env)
+        start.spec = settled(start.spec, play.env)
         set_spec(start.algorithm, start.spec)
         kind = OnPolicyLoop if start.algorithm.traits.on_policy else TransitionLoop
         stack.enter_context(exclusive(run_dir))

@@ -23,12 +23,12 @@ def states_of(columns: Mapping[str, np.ndarray], where: str, cure: str) -> list[
     return [columns[name] for name in STATES if name in columns]
 
 
-def set_state(env: Any, states: Sequence[np.ndarray], row: int, name: str, where: str) -> None:
-    """Put an environment, called `name`, into the state of a row of `where`. Raises UserError where it takes none."""
+def set_state(env: Any, state: Sequence[np.ndarray], name: str, where: str) -> None:
+    """Put an environment, called `name`, into a state, which is that `where`. Raises UserError where it takes none."""
     try:
-        env.unwrapped.set_state(*(np.asarray(part[row], np.float64) for part in states))
+        env.unwrapped.set_state(*(np.asarray(part, np.float64) for part in state))
     except Exception as error:  # third-party environment
         raise UserError(
-            f"{name} does not take the states of {where}, row {row} "
+            f"{name} does not take the states of {where} "
             f"({type(error).__name__}: {first_line(error)}): name the environment that they are of, env=ID"
         ) from error

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,14 +18,15 @@ from offrl.data.dataset import DataSpec
 from offrl.data.fit import check_fit
 from offrl.errors import UserError, warn
 from offrl.evaluation.arrays import finite_rows
-from offrl.evaluation.steppers import StepFailed, Steps, step_all
+from offrl.evaluation.steppers import Steps
 from offrl.finetuning.play.actions import ActionScale
+from offrl.finetuning.play.backends import Beginning, EnvFailed, Sequential
 from offrl.finetuning.play.interventions import Interventions
 from offrl.finetuning.play.snapshots import TASK, Snapshots
 from offrl.finetuning.play.success import SuccessRewards
-from offrl.finetuning.play.turns import Ended, Seat, Turn, blank, episode_goal, first_row, running, start_seed
+from offrl.finetuning.play.turns import Ended, Seat, Turn, blank, check_goal, first_row, running, start_seed
 from offrl.tasks.environments import action_kind, episode_limit, flattener, make_env, to_space
-from offrl.tasks.episodes import ENDLESS, mujoco_warnings
+from offrl.tasks.episodes import ENDLESS
 from offrl.tasks.task import Task
 
 
@@ -59,31 +59,28 @@ class Play:
         self.interventions = interventions
         self.name = task.env_id or task.name
         self._stack = contextlib.ExitStack()
-        first = make_env(task)
-        self._stack.callback(first.close)
+        self.env = make_env(task)  # to be looked at; it plays no episode
+        self._stack.callback(self.env.close)
         try:
-            check_fit(spec, task, first)
-            self.flatten, self.shape, kind = flattener(first, task.observation_keys)
-            self.discrete, self.choices = action_kind(first)
+            check_fit(spec, task, self.env)
+            self.flatten, self.shape, kind = flattener(self.env, task.observation_keys)
+            self.discrete, self.choices = action_kind(self.env)
             self.kind = np.dtype(kind)
-            limit = episode_limit(first, task, max_steps)
+            limit = episode_limit(self.env, task, max_steps)
             self.limit = ENDLESS if limit is None else limit
             if limit is None:
                 warn(
                     f"nothing limits the episodes of {self.name}: they are cut after {ENDLESS:,} steps; set max_steps="
                 )
-            self.seats = [Seat(self._make(), n, s, e) for n, s in enumerate(seeds) for e in range(envs)]
+            self.seats = [Seat(n, s, e) for n, s in enumerate(seeds) for e in range(envs)]
+            numbers = range(len(self.seats))
+            self.backend = Sequential(task, numbers)
+            self._stack.callback(self.backend.close)
         except BaseException:
             self.close()
             raise
         self.current = np.zeros((len(self.seats), *self.shape), self.kind)
         self.goals = np.zeros((len(self.seats), int(np.prod(self.shape))), np.float32)  # of the running episodes
-        self.unstable: list[str] = self._stack.enter_context(mujoco_warnings())
-
-    def _make(self) -> Any:
-        env = make_env(self.task)
-        self._stack.callback(env.close)
-        return env
 
     def __enter__(self) -> Play:
         return self
@@ -97,13 +94,12 @@ class Play:
 
     def begin_in(self, snapshots: Snapshots) -> None:
         """Let episodes begin in states of the data. Raises UserError where they are not the environment's."""
-        snapshots.check(self.seats[0].env, self.flatten, self.name)
+        snapshots.check(self.env, self.flatten, self.name)
         self.snapshots = snapshots
 
     def begin(self) -> None:
         """The first episode of every environment."""
-        for k, seat in enumerate(self.seats):
-            self._begin(k, seat)
+        self._begin(range(len(self.seats)))
 
     def step(self, actions: np.ndarray) -> Turn:
         """One step of every environment, and a new episode where one is over. actions [K, A] in [-1, 1], finite, or [K]
@@ -168,7 +164,7 @@ class Play:
         flags = np.split(state.get("interventions", nobody).numpy(), ends)
         for k, (seat, episode) in enumerate(zip(self.seats, state["episode"].tolist(), strict=True)):
             seat.episode, seat.start = episode, int(starts[k])
-            self._reset(k, seat)
+        self._reset(range(len(self.seats)))
         turns, restarted = [], set()
         for t in range(max(lengths)):
             at = [k for k, n in enumerate(lengths) if n > t and k not in restarted]
@@ -192,11 +188,10 @@ class Play:
                 self.current[k] = rows[i]
         saved = state["current"].numpy()
         restarted |= {k for k in range(len(self.seats)) if self.current[k].tobytes() != saved[k].tobytes()}
-        for k in sorted(restarted):
-            self._begin(k, self.seats[k])
+        self._begin(sorted(restarted))
         return turns, sorted(restarted)
 
-    # ---- one environment
+    # ---- some environments
 
     def _limit(self, seat: Seat) -> int:
         return self.limit if self.snapshots is None or seat.start == TASK else min(self.limit, self.snapshots.limit)
@@ -207,8 +202,8 @@ class Play:
         """
         past = {k: copy.copy(self.seats[k]) for k in np.flatnonzero(over).tolist()}
         try:
-            for k in past:
-                self._begin(k, self.seats[k])
+            if past:
+                self._begin(list(past))
         except UserError:
             self.t -= self.envs
             self.current[:] = before
@@ -219,30 +214,41 @@ class Play:
                 self.seats[k].interventions.pop()
             raise
 
-    def _begin(self, k: int, seat: Seat) -> None:
-        """The next episode of environment k."""
-        seat.episode += 1
-        if self.snapshots is not None:
-            seat.start = self.snapshots.draw(seat.seed, seat.number, seat.episode, self.t)
-        self._reset(k, seat)
+    def _begin(self, at: Sequence[int]) -> None:
+        """The next episodes of the environments `at`."""
+        for k in at:
+            seat = self.seats[k]
+            seat.episode += 1
+            if self.snapshots is not None:
+                seat.start = self.snapshots.draw(seat.seed, seat.number, seat.episode, self.t)
+        self._reset(at)
 
-    def _reset(self, k: int, seat: Seat) -> None:
-        """Begin the seat's episode."""
-        seat.total, seat.success, seat.actions, seat.interventions = 0.0, np.nan, [], []
+    def _reset(self, at: Sequence[int]) -> None:
+        """Begin the episodes of the seats of the environments `at`."""
         try:
-            starts = self.task.starts if self.goal_dim else ()  # tasks within the task, taken in turn as in evaluation
-            options = dict(starts[seat.episode % len(starts)]) if starts else None
-            seed = start_seed(self.seed, seat.seed, seat.number, seat.episode)
-            observation, info = seat.env.reset(seed=seed, options=options)
-            if self.snapshots is not None and seat.start != TASK:
-                observation = self.snapshots.enter(seat.env, seat.start, self.name)
-        except UserError:
-            raise
-        except Exception as error:  # third-party environment
-            raise UserError(f"{self.name} failed on reset {seat.where()}: {type(error).__name__}: {error}") from error
-        self.current[k] = first_row(self.flatten(observation), self.shape, f"{self.name}: reset", seat.where())
-        if self.goal_dim:
-            self.goals[k] = episode_goal(observation, info, self.goal_dim, f"{self.name}: reset", seat.where())
+            answers = self.backend.reset([self._beginning(k, self.seats[k]) for k in at])
+        except EnvFailed as failure:
+            where = self.seats[failure.k].where()
+            raise UserError(f"{self.name} failed on reset {where}: {failure.text}") from failure.__cause__
+        for k, (row, goal) in zip(at, answers, strict=True):
+            seat, name = self.seats[k], f"{self.name}: reset"
+            seat.total, seat.success, seat.actions, seat.interventions = 0.0, np.nan, [], []
+            self.current[k] = first_row(row, self.shape, name, seat.where())
+            if self.goal_dim:
+                self.goals[k] = check_goal(goal, self.goal_dim, name, seat.where())
+
+    def _beginning(self, k: int, seat: Seat) -> Beginning:
+        starts = self.task.starts if self.goal_dim else ()  # tasks within the task, taken in turn as in evaluation
+        enter = None
+        if self.snapshots is not None and seat.start != TASK:
+            enter = self.snapshots.entry(seat.start, self.name)
+        return Beginning(
+            k,
+            start_seed(self.seed, seat.seed, seat.number, seat.episode),
+            dict(starts[seat.episode % len(starts)]) if starts else None,
+            enter,
+            bool(self.goal_dim),
+        )
 
     def _intervene(self, stored: np.ndarray) -> np.ndarray:
         """Put the actions of `interventions` in place of the policies' in `stored`; [K] bool: where."""
@@ -255,25 +261,15 @@ class Play:
         return intervened
 
     def _advance(self, at: Sequence[int], stored: np.ndarray) -> tuple[np.ndarray, Steps]:
-        """One step of the environments `at`: their observations [K, *O], and all that they answered."""
-        seats = [self.seats[k] for k in at]
-        sent = to_space(seats[0].env.action_space, self.scale.values(stored))
-        self.unstable.clear()
+        """One step of the environments `at`: their observations [K, *O], and all else that they answered."""
+        sent = to_space(self.env.action_space, self.scale.values(stored))
         try:
-            steps = step_all(
-                [seat.env for seat in seats], sent.tolist() if self.discrete else sent, self._read, self.unstable
-            )
-        except StepFailed as failure:  # a third-party environment
-            seat, error = seats[failure.index], failure.__cause__
+            rows, steps = self.backend.step(at, sent.tolist() if self.discrete else sent)
+        except EnvFailed as failure:
+            seat = self.seats[failure.k]
             raise UserError(
-                f"{self.name} failed {seat.where(len(seat.actions))}: {type(error).__name__}: {error}"
-            ) from error
-        rows = np.stack(steps.observations)
+                f"{self.name} failed {seat.where(len(seat.actions))}: {failure.text}"
+            ) from failure.__cause__
         if self.success:
             self.success.judge(rows, steps)
         return rows, steps
-
-    def _read(self, observation: Any, info: Any) -> np.ndarray:
-        row = np.zeros(self.shape, self.kind)
-        row[...] = self.flatten(observation)
-        return row

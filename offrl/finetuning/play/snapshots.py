@@ -4,6 +4,7 @@ and drawn by groups of value).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,10 +46,11 @@ class Snapshots:
         share, row = (int.from_bytes(part, "little") for part in (digest[:8], digest[8:]))
         return row % len(self.observations) if t < self.steps and share < self.share * 2**64 else TASK
 
-    def enter(self, env: Any, row: int, name: str) -> Any:
-        """Put an environment, which was reset, into the state of a row: its observation there."""
-        set_state(env, self.states, row, name, self.where)
-        return env.unwrapped._get_obs()
+    def entry(self, row: int, name: str) -> Callable[[Any], Any]:
+        """What puts an environment, which was reset, into the state of a row, and gives its observation there: other
+        processes can be given it.
+        """
+        return functools.partial(_enter, [part[row] for part in self.states], name, f"{self.where}, row {row}")
 
     def check(self, env: Any, read: Callable[[Any], Any], name: str) -> None:
         """Compare what the environment observes in some of the states with the data."""
@@ -59,12 +61,17 @@ class Snapshots:
             )
         env.reset(seed=self.seed)
         for row in np.unique(np.linspace(0, len(self.observations) - 1, LOOKED).astype(int)).tolist():
-            observed, recorded = np.asarray(read(self.enter(env, row, name))), self.observations[row]
+            observed, recorded = np.asarray(read(self.entry(row, name)(env))), self.observations[row]
             if observed.shape != recorded.shape or not np.allclose(observed, recorded, TOLERANCE, TOLERANCE):
                 raise UserError(
                     f"the states of {self.where} are not those of {name}: it observes other numbers in that of row "
                     f"{row} than the data hold; name the environment that they are of, env=ID, or leave starts= out"
                 )
+
+
+def _enter(state: list[np.ndarray], name: str, where: str, env: Any) -> Any:
+    set_state(env, state, name, where)
+    return env.unwrapped._get_obs()
 
 
 def load(config: FinetuneConfig, settings: DatasetConfig, source: str) -> Snapshots:

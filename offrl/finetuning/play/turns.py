@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,14 +13,12 @@ import torch
 from offrl.errors import UserError
 from offrl.evaluation.arrays import finite_rows
 from offrl.finetuning.play.snapshots import TASK
-from offrl.tasks.episodes import goal_of
 
 
 @dataclass
 class Seat:
-    """One environment and its running episode."""
+    """The running episode of one environment."""
 
-    env: Any
     replica: int
     seed: int  # of the replica
     number: int  # of the environment among the replica's
@@ -119,9 +117,8 @@ def start_seed(seed: int, replica_seed: int, env: int, episode: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little") & 0x7FFFFFFF
 
 
-def episode_goal(observation: Any, info: Any, size: int, name: str, where: str) -> np.ndarray:
-    """The goal of an episode that begins with these, [size]. Raises UserError where there is none that fits."""
-    goal = goal_of(observation, info)
+def check_goal(goal: np.ndarray | None, size: int, name: str, where: str) -> np.ndarray:
+    """The goal of an episode, [size]. Raises UserError where there is none that fits."""
     if goal is None or goal.shape != (size,) or not np.isfinite(goal).all():
         fault = "no goal" if goal is None else f"a goal of shape {list(goal.shape)}, or one that is not finite"
         raise UserError(f"{name} gave {fault} {where}; info['goal'] is to be an observation, {size} numbers")
