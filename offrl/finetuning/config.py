@@ -43,6 +43,12 @@ class FinetuneConfig:
         low=1,
         high=1024,
     )
+    backend: str = setting(
+        "sequential",
+        "sequential: the environments are stepped one after the other, in the process that learns; processes: by a "
+        "process for each core, which pays where a step takes long; never changes a number",
+        choices=("sequential", "processes"),
+    )
     mixing: Any = setting(
         "auto",
         "share of each batch drawn from the data, the rest from what was played; 0: without the data; null: from the "
@@ -140,6 +146,7 @@ class FinetuneConfig:
 FREE = (
     "env",
     "steps",
+    "backend",
     "eval",
     "checkpoint",
     "log_every",

@@ -57,7 +57,17 @@ def finetune(start: Start, run_dir: Path) -> None:
         margin = 0.0 if start.data is None else start.data.action_margin
         person = None if config.interventions is None else Interventions(config.interventions, start.spec)
         play = stack.enter_context(
-            Play(start.task, start.spec, seeds, config.envs or 1, config.seed, config.eval.max_steps, margin, person)
+            Play(
+                start.task,
+                start.spec,
+                seeds,
+                config.envs or 1,
+                config.seed,
+                config.eval.max_steps,
+                margin,
+                person,
+                config.backend,
+            )
         )
         play.success = start.success
         if start.algorithm.traits.goal_conditioned:

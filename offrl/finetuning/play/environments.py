@@ -25,6 +25,7 @@ from offrl.finetuning.play.interventions import Interventions
 from offrl.finetuning.play.snapshots import TASK, Snapshots
 from offrl.finetuning.play.success import SuccessRewards
 from offrl.finetuning.play.turns import Ended, Seat, Turn, blank, check_goal, first_row, running, start_seed
+from offrl.finetuning.play.workers import Workers
 from offrl.tasks.environments import action_kind, episode_limit, flattener, make_env, to_space
 from offrl.tasks.episodes import ENDLESS
 from offrl.tasks.task import Task
@@ -43,9 +44,11 @@ class Play:
         max_steps: int | None,
         margin: float = 0.0,
         interventions: Interventions | None = None,
+        backend: str = "sequential",
     ) -> None:
         """seeds: of the replicas. seed: of the start states. margin: actions stay in +-(1 - margin), as the data's.
-        interventions: who may act in the policies' place.
+        interventions: who may act in the policies' place. backend: who steps the environments, "sequential" or
+        "processes"; what comes of it is the same.
 
         Raises UserError where the environment cannot be made or does not fit `spec`.
         """
@@ -74,7 +77,7 @@ class Play:
                 )
             self.seats = [Seat(n, s, e) for n, s in enumerate(seeds) for e in range(envs)]
             numbers = range(len(self.seats))
-            self.backend = Sequential(task, numbers)
+            self.backend = Workers(task, len(numbers)) if backend == "processes" else Sequential(task, numbers)
             self._stack.callback(self.backend.close)
         except BaseException:
             self.close()
