@@ -39,16 +39,17 @@ GROUPS = {
     "cost": "cost_horizon cost_discount cost_pessimism cost_after_end cost_states multiplier multiplier_rate",
     "network": (
         "hidden inputs_hidden backward_hidden width layers decoder_layers heads feed_forward depth blocks base "
-        "multiples recurrent_width embedding max_timestep padding tokenizer activation init dropout residual "
-        "layer_norm_epsilon norm_tanh"
+        "multiples core recurrent_width scan_layers scan_states groups classes embedding max_timestep padding "
+        "tokenizer activation init dropout residual layer_norm_epsilon norm_tanh"
     ),
     "optimizer": (
         "learning_rate schedule warmup_steps decay_steps weight_decay clip_norm gradient_limit gradient_norm "
-        "accumulate checkpointing"
+        "adaptive_clip accumulate checkpointing"
     ),
     "model": (
         "members model_hidden model_dropout model_learning_rate model_steps rollouts rollout_every rollout_retain "
-        "range_margin lookahead lookahead_penalty sample_dropout repeats"
+        "range_margin lookahead lookahead_penalty sample_dropout repeats dynamics_weight representation_weight "
+        "free_bits free_bits_of unimix kl_limit contrast_limit contrast_weight"
     ),
     "plan": (
         "plan_horizon plan_every plan_context plan_max_length plan_iterations plan_population plan_elites "

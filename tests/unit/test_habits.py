@@ -225,7 +225,7 @@ def test_candidates(folder: Path) -> None:
     (folder / "runs" / "first").mkdir(parents=True)
     (folder / "runs" / "first" / "run.json").write_text("{}")
     assert candidates("offrl tra") == ["train"]
-    assert candidates("offrl train algo=i") == ["algo=idql", "algo=ifql", "algo=ilql", "algo=iql"]
+    assert candidates("offrl train algo=i") == ["algo=idql", "algo=ifql", "algo=ilql", "algo=infopower", "algo=iql"]
     assert candidates("offrl train algo.expec") == ["algo.expectile="] and candidates(
         "offrl train td3_bc algo.alp"
     ) == ["algo.alpha="]
