@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from offrl import losses
 from offrl.actor import Actor, MemorylessActor, NoisyActor
 from offrl.algorithm import Algorithm, Batch, Loss, Params, TrainState, Update
-from offrl.families.critics import ActorScheduleSettings, ConstraintSettings, Critic, Value, Values
+from offrl.families.critics import (
+    ActorScheduleSettings,
+    ConstraintSettings,
+    Critic,
+    RepresentationSettings,
+    Value,
+    Values,
+)
 from offrl.families.in_sample import WeightedImitation
 from offrl.nn import Deterministic, make_policy
 from offrl.registry import register
@@ -20,7 +27,7 @@ from offrl.settings.field import defaults, setting
 
 @dataclass
 @defaults(init="orthogonal")
-class IQLConfig(ActorScheduleSettings, ConstraintSettings):
+class IQLConfig(ActorScheduleSettings, ConstraintSettings, RepresentationSettings):
     """Settings of IQL; the defaults are the authors' for D4RL's locomotion tasks."""
 
     name: str = "iql"
@@ -49,12 +56,13 @@ class IQL(WeightedImitation, Algorithm[IQLConfig]):
     """Expectile V, one-step Q, advantage-weighted policy: no action outside the data is ever evaluated."""
 
     def modules(self) -> dict[str, nn.Module]:
-        c, s = self.config, self.spec
+        c, s = self.config, self.latent_spec
         self.value = Value(c, s)
         form = {"activation": c.activation, "dropout": c.dropout, "init": c.init}
         actor = make_policy(c.policy, s.observation_dim, s.action_dim, s.num_actions, c.hidden, **form)
         self.critic = critic = Critic(c, s)
-        return {"value": self.value.network, "actor": actor, "critic": critic.network, **self.cost_modules()}
+        more = {**self.cost_modules(), **self.encoder_modules()}
+        return {"value": self.value.network, "actor": actor, "critic": critic.network, **more}
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> Loss:
         """E |tau - 1(Q - V < 0)| (Q - V)^2 (equation 5)."""
@@ -76,6 +84,7 @@ class IQL(WeightedImitation, Algorithm[IQLConfig]):
         return loss, {"actor/loss": loss, **metrics}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
+        self, state, batch, learnt = self.on_latents(state, batch)
         q = self.critic.min_q(self.critic.target_critics(state, key), batch["observations"], batch["actions"])
         if self.config.update_order == "simultaneous":  # the policy by the online critics
             online = self.critic.min_q(state.params["critic"], batch["observations"], batch["actions"]).mean
@@ -92,7 +101,8 @@ class IQL(WeightedImitation, Algorithm[IQLConfig]):
             state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
             state, metrics = self.polyak(self.critic.regularised(state), "critic"), {**value, **actor, **critic}
         state, costs = self.learn_costs(state, batch, lambda b: self.weights(state, b, q.mean)[0], metrics)
-        return state, {**metrics, **costs}
+        return state, {**learnt, **metrics, **costs}
 
     def actor(self, state: TrainState) -> Actor:
-        return (NoisyActor if isinstance(self.policy, Deterministic) else MemorylessActor)(self, state)
+        kind = NoisyActor if isinstance(self.policy, Deterministic) else MemorylessActor
+        return self.acting(kind)(self, state)

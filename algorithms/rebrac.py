@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from offrl.algorithm import Batch, Loss, Metrics, Params, TrainState, TransitionSampler, Update, merged
-from offrl.families.critics import ConstraintSettings, Critic, RiskSettings, Values
+from offrl.algorithm import Batch, Loss, Metrics, Params, Sampler, TrainState, TransitionSampler, Update, merged
+from offrl.families.critics import ConstraintSettings, Critic, RepresentationSettings, RiskSettings, Values
 from offrl.families.td3 import TD3, TD3Settings
 from offrl.nn import Deterministic
 from offrl.registry import register
@@ -26,7 +26,7 @@ from offrl.settings.field import defaults, setting
     layer_norm_epsilon=1e-6,
     init="fixed_bias",
 )
-class ReBRACConfig(TD3Settings, ConstraintSettings, RiskSettings):
+class ReBRACConfig(TD3Settings, ConstraintSettings, RepresentationSettings, RiskSettings):
     """Settings of ReBRAC; the defaults are the authors' for D4RL's locomotion tasks, where the two penalties differ
     between datasets.
     """
@@ -60,19 +60,22 @@ class ReBRAC(TD3[ReBRACConfig]):
     """
 
     def modules(self) -> dict[str, nn.Module]:
-        c, s = self.config, self.spec
+        c, s = self.config, self.latent_spec
         norm = {"layer_norm": c.actor_layer_norm, "layer_norm_epsilon": c.layer_norm_epsilon}
         actor = Deterministic(s.observation_dim, s.action_dim, c.hidden, **norm, activation=c.activation, init=c.init)
         self.critic = Critic(c, s)
-        return {"critic": self.critic.network, "actor": actor, **self.cost_modules()}
+        return {"critic": self.critic.network, "actor": actor, **self.cost_modules(), **self.encoder_modules()}
 
-    def sampler(self) -> TransitionSampler:
+    def sampler(self) -> Sampler:
         sampler = super().sampler()
+        if not isinstance(sampler, TransitionSampler):
+            return sampler
         return replace(sampler, extra=("next_actions", *sampler.extra))
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         if self.config.update_order == "sequential":
             return super().update(state, batch, key, phase=phase)
+        self, state, batch, learnt = self.on_latents(state, batch)
         critic, metrics = self.descend(state, "critic", self.critic_loss, batch, key)
         actor, actor_metrics = self.momentum_step(state), Metrics()
         if phase == 1:
@@ -81,7 +84,7 @@ class ReBRAC(TD3[ReBRACConfig]):
         if phase == 1:
             after = after._replace(target=self.move_targets(state).target)
         after, costs = self.learn_costs(after, batch, lambda b: self.next_action(after, b, key), actor_metrics)
-        return after, {**metrics, **actor_metrics, **costs}
+        return after, {**learnt, **metrics, **actor_metrics, **costs}
 
     def momentum_step(self, state: TrainState) -> TrainState:
         """The actor's Adam step by a gradient of 0, that is by momentum: OGBench's one optimiser steps all networks at

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from offrl.algorithm import Batch, Loss, Params, TrainState
-from offrl.families.critics import ConstraintSettings, RiskSettings
+from offrl.families.critics import ConstraintSettings, RepresentationSettings, RiskSettings
 from offrl.families.td3 import TD3, TD3Settings
 from offrl.registry import register
 from offrl.settings.field import setting
 
 
 @dataclass
-class TD3BCConfig(TD3Settings, ConstraintSettings, RiskSettings):
+class TD3BCConfig(TD3Settings, ConstraintSettings, RepresentationSettings, RiskSettings):
     """Settings of TD3+BC; the defaults are the paper's."""
 
     name: str = "td3_bc"

@@ -20,24 +20,14 @@ from offrl.algorithm import (
     Tree,
     Update,
 )
-from offrl.algorithms.mrq.networks import (
-    HEAD,
-    LatentActor,
-    LatentValues,
-    LinearModel,
-    OutputPolicy,
-    PairEncoder,
-    open_loop,
-    state_encoder,
-)
+from offrl.algorithms.mrq.networks import ExploringActor, LatentValues, OutputPolicy, open_loop
 from offrl.algorithms.mrq.settings import MRQConfig, fitted
-from offrl.data.samplers.states import IS_TERMINAL, VALID, StateSampler, StateSource, going_on, in_time, steps_of
+from offrl.data.samplers.states import StateSampler, StateSource, going_on, in_time, steps_of
+from offrl.families.critics.representation import ENCODERS, encoders, prediction_errors
 from offrl.nn.encoders.streams import shifted_windows
 from offrl.nn.heads import huber
 from offrl.registry import register
 from offrl.system.backend import move
-
-ENCODERS = ("encoder", "pair_encoder", "model")
 
 
 @register("algo", "mrq")
@@ -62,7 +52,7 @@ class MRQ(Algorithm[MRQConfig]):
         actions=("continuous",),
         learns_model=True,
     )
-    actor_class = LatentActor
+    actor_class = ExploringActor
     open_loop = open_loop
 
     @classmethod
@@ -73,9 +63,7 @@ class MRQ(Algorithm[MRQConfig]):
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
         return {
-            "encoder": state_encoder(s, c.hidden, c.latent),
-            "pair_encoder": PairEncoder(c.latent, s.action_dim, c.action_latent, c.hidden),
-            "model": LinearModel(c.latent),
+            **encoders(s, c.hidden, c.latent, c.action_latent),
             "critic": LatentValues(c.latent, c.hidden),
             "actor": OutputPolicy(c.latent, s.action_dim, c.hidden),
         }
@@ -126,15 +114,7 @@ class MRQ(Algorithm[MRQConfig]):
         a terminal; z_{t+1} and d_{t+1} are the model's of z(z_t, a_t).
         """
         c = self.config
-        following = self.latents(state.target, batch, slice(1, c.horizon + 1))
-        z, terms = self.latents(params, batch, 0), []
-        for t in range(c.horizon):
-            pair = self.apply("pair_encoder", params["pair_encoder"], z, batch["actions"][t])
-            end, z, reward = self.apply("model", params["model"], pair)
-            error = torch.where(batch[VALID][t + 1], (z - following[t]).square().mean(-1), 0.0)
-            end_error = (end - batch[IS_TERMINAL][t + 1].float()).square()
-            terms.append(torch.stack([error, HEAD.loss(reward, batch["rewards"][t]), end_error]))
-        dynamics, reward, ends = (torch.stack(terms, 1) * going_on(batch)[: c.horizon]).mean(-1).sum(-1)
+        dynamics, reward, ends = prediction_errors(self, params, state.target["encoder"], batch, c.horizon)
         loss = dynamics + c.reward_weight * reward
         metrics = {"model/dynamics": dynamics, "model/reward": reward}
         if c.episodic:

@@ -42,10 +42,10 @@ class TD3(WithCritic, Algorithm[ConfigT]):
     actor_class = NoisyActor
 
     def modules(self) -> dict[str, nn.Module]:
-        c, s = self.config, self.spec
+        c, s = self.config, self.latent_spec
         self.critic = Critic(c, s)
         actor = Deterministic(s.observation_dim, s.action_dim, c.hidden, activation=c.activation, init=c.init)
-        return {"critic": self.critic.network, "actor": actor, **self.cost_modules()}
+        return {"critic": self.critic.network, "actor": actor, **self.cost_modules(), **self.encoder_modules()}
 
     def next_action(self, state: TrainState, batch: Batch, key: Tensor) -> Tensor:
         """a' [B, A]: the target actor's action at s' with clipped noise (target policy smoothing)."""
@@ -70,12 +70,13 @@ class TD3(WithCritic, Algorithm[ConfigT]):
         """The loss of the deterministic actor."""
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
+        self, state, batch, learnt = self.on_latents(state, batch)
         state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
         state, actor = self.critic.regularised(state), Metrics()
         if phase == 1:
             state, actor = self.descend(state, "actor", self.actor_loss, batch)
         state, costs = self.learn_costs(state, batch, lambda b: self.next_action(state, b, key), actor)
-        return state if phase == 0 else self.move_targets(state), {**critic, **actor, **costs}
+        return state if phase == 0 else self.move_targets(state), {**learnt, **critic, **actor, **costs}
 
     def move_targets(self, state: TrainState) -> TrainState:
         """The state with its target critics and its target actor a step further."""

@@ -35,6 +35,8 @@ def check(run: SavedRun, path: Path) -> None:
         raise UserError(f"{needs} a stochastic policy, and algo.policy=deterministic is none")
     if algo.get("cost_limit") is not None or "cost_limit" in run.grid:
         raise UserError(f"{needs} runs without algo.cost_limit, which it would not keep; mode=transitions does")
+    if algo.get("representation") == "mrq":
+        raise UserError(f"{needs} runs without algo.representation, whose latents go on changing under the policy")
     if run.spec.encoder is not None:
         raise UserError(
             f"{needs} runs without an encoder, which goes on learning under the policy that is to stay; "

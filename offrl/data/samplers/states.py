@@ -12,7 +12,15 @@ from torch.utils import _pytree as pytree
 from offrl import rng
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.tables import Experience, Table, nested, table_of
-from offrl.data.samplers.transitions import VALID, Batch, Episodes, draw_rows, weighted_stretches
+from offrl.data.samplers.transitions import (
+    NEXT_ACTIONS,
+    SPAN,
+    VALID,
+    Batch,
+    Episodes,
+    draw_rows,
+    weighted_stretches,
+)
 from offrl.errors import UserError
 
 IS_FIRST, IS_LAST, IS_TERMINAL = "is_first", "is_last", "is_terminal"
@@ -153,6 +161,22 @@ def steps_of(columns: Any, index: int | slice) -> Any:
 def going_on(batch: Batch) -> Tensor:
     """1 for the states of windows with the steps first that no terminal came before or at, else 0: [K, B]."""
     return (1.0 - batch[IS_TERMINAL].float()).cumprod(0)
+
+
+def first_steps(batch: Batch, count: int) -> Batch:
+    """The first steps of windows of states, with the steps first, as `TransitionSampler` gives transitions, or for a
+    count above 1 windows of so many steps; next_actions too. The windows have at least count + 2 states, so that these
+    actions were done.
+    """
+    goes_on = going_on(batch)[: count + 1]
+    rows: Batch = {name: steps_of(batch[name], 0) for name in ("observations", "actions", "rewards")}
+    rows |= {"next_observations": steps_of(batch["observations"], count), "masks": goes_on[count]}
+    rows[NEXT_ACTIONS] = batch["actions"][count]
+    if count > 1:
+        valid = goes_on[:count].T > 0.0
+        rows |= {"step_rewards": torch.where(valid, batch["rewards"][:count].T, 0.0), VALID: valid}
+        rows[SPAN] = valid.sum(-1)
+    return rows
 
 
 def _beside(mask: Tensor, column: Tensor) -> Tensor:

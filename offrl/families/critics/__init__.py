@@ -5,6 +5,7 @@ objective.
 from offrl.families.critics.constraint import Constraint, ConstraintSettings, InSampleConstraint
 from offrl.families.critics.costs import CostCritic, CostSettings, LimitSettings, even_cost, fit_limit
 from offrl.families.critics.critic import Critic
+from offrl.families.critics.representation import RepresentationSettings
 from offrl.families.critics.value import (
     ActorScheduleSettings,
     CriticSettings,
@@ -29,6 +30,7 @@ __all__ = [
     "InSampleConstraint",
     "LimitSettings",
     "Objective",
+    "RepresentationSettings",
     "RiskSettings",
     "Target",
     "Value",

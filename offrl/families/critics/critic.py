@@ -5,6 +5,7 @@ regularisers.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +22,11 @@ from offrl.nn.encoders.own import ENCODER_PART, members
 from offrl.nn.heads import C51
 
 
+def represents(config: Any) -> bool:
+    """Whether these settings ask for latents; of the same name hierarchies have a number."""
+    return getattr(config, "representation", "none") == "mrq"
+
+
 class Critic(Part):
     """An ensemble of E critics Q(s, a), the algorithm's module "critic".
 
@@ -28,6 +34,8 @@ class Critic(Part):
     """
 
     config: CriticSettings
+    # z(s, a) [..., L], which critics see in place of [s, a] where there is a representation, while an update runs
+    pairs: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def __init__(
         self, config: CriticSettings, spec: DataSpec, size: int | None = None, *, norm_first: bool = False
@@ -38,7 +46,8 @@ class Critic(Part):
         if config.target_critics > config.critics:
             raise UserError(f"algo.target_critics={config.target_critics} is more than algo.critics={config.critics}")
         self.head = make_value_head(config)
-        inputs = spec.observation_dim + (0 if spec.discrete else spec.action_dim)
+        without = spec.discrete or represents(config)  # actions are no inputs
+        inputs = spec.observation_dim + (0 if without else spec.action_dim)
         outputs = self.head.out_dim * (spec.num_actions if spec.discrete else 1)
         self.network = self.make_network(size or config.critics, inputs, outputs, norm_first)
 
@@ -92,8 +101,12 @@ class Critic(Part):
             index = actions.view(1, -1, 1, 1).expand(outputs.shape[0], -1, 1, outputs.shape[-1])
             return outputs.gather(2, index).squeeze(2)
         if actions.ndim == 2:
-            return self(params, torch.cat([observations, actions], -1), key)
+            return self(params, self.inputs(observations, actions), key)
         return self(params, Pairs(observations, actions), key).unflatten(1, actions.shape[:2])
+
+    def inputs(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """The inputs of the networks [..., inputs] for continuous actions."""
+        return torch.cat([observations, actions], -1) if self.pairs is None else self.pairs(observations, actions)
 
     def logits_of_all(self, params: Params, observations: Tensor, key: Tensor | None = None) -> Tensor:
         """Outputs of every critic for every discrete action: [E, B, K, out_dim]."""
@@ -263,7 +276,7 @@ class Critic(Part):
                 out = self(p, inputs)
                 q = self.head.mean(out.reshape(*out.shape[:2], self.spec.num_actions, self.head.out_dim))
                 return q.gather(2, actions.view(1, -1, 1).expand(q.shape[0], -1, 1)).squeeze(2)
-            return self.head.mean(self(p, torch.cat([inputs, actions.expand(inputs.shape[0], *actions.shape)], -1)))
+            return self.head.mean(self(p, self.inputs(inputs, actions.expand(inputs.shape[0], *actions.shape))))
 
         inputs = observations.expand(self.config.critics, *observations.shape)
         # the sum over critics has each critic's slope apart, for each has observations of its own

@@ -8,24 +8,22 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from offrl.algorithm import Adam, Batch, Dataset, DataSpec, Grid, Loss, Metrics, TrainState, Traits, Update, merged
+from offrl.algorithm import Adam, Batch, Dataset, Grid, Loss, Metrics, TrainState, Traits, Update, merged
 from offrl.data.value_range import value_range
 from offrl.families.critics.constraint import Constraint
 from offrl.families.critics.costs import PolicyOf, fit_limit
-from offrl.families.critics.critic import Critic
+from offrl.families.critics.critic import Critic, represents
+from offrl.families.critics.representation import ENCODERS, Represented
 from offrl.families.critics.value import check_risk
 from offrl.nn import BINNED
 
 
-class WithCritic:
+class WithCritic(Represented):
     """What algorithms with the part `critic` have in common: bins for its values, optimisers, their Q, and a limit of
     costs.
     """
 
     critic: Critic
-    config: Any
-    spec: DataSpec
-    polyak: Callable[..., TrainState]
     traits = Traits(targets=("critic",), critic_modules=("critic",), observations="encoded")
 
     constraint: Constraint | None = None  # where the settings name a limit of costs
@@ -33,9 +31,10 @@ class WithCritic:
 
     @classmethod
     def traits_for(cls, config: Any) -> Traits:
+        traits = cls.with_latents(cls.traits, config)
         if getattr(config, "cost_limit", None) is None:
-            return cls.traits
-        return replace(cls.traits, targets=(*cls.traits.targets, "cost_critic"))
+            return traits
+        return replace(traits, targets=(*traits.targets, "cost_critic"))
 
     @classmethod
     def fit_config(cls, config: Any, dataset: Dataset, grid: Grid = None) -> Any:
@@ -52,6 +51,8 @@ class WithCritic:
     def optimizer(self, name: str) -> Adam:
         """Adam with `learning_rate`; the actor's with its own rate and schedule, where it has them."""
         c = self.config
+        if represents(c) and name in ENCODERS:
+            return self.encoder_optimizer()
         if name != "actor":
             return Adam(c.learning_rate)
         rate = c.learning_rate if c.actor_learning_rate is None else c.actor_learning_rate
@@ -61,7 +62,7 @@ class WithCritic:
 
     def sampler(self) -> Any:
         """The algorithm's own, whose batches have costs too where there is a limit of them."""
-        sampler = super().sampler()  # type: ignore[misc]
+        sampler = super().sampler()
         return sampler if self.constraint is None else replace(sampler, extra=(*sampler.extra, *self.constraint.extra))
 
     # ---- a limit of costs: nothing happens without one
@@ -134,4 +135,8 @@ class WithCritic:
         """The smallest of the critics' values, [B]; None where they are not of single actions."""
         if not self.traits.critic_modules:
             return None
-        return self.critic.q(state.params["critic"], observations, actions).amin(0)
+        critic = self.critic
+        if represents(self.config):
+            observations = self.apply("encoder", state.params["encoder"], observations)
+            critic = self.with_encoders(state.params).critic
+        return critic.q(state.params["critic"], observations, actions).amin(0)
