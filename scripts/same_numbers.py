@@ -259,6 +259,8 @@ def train_all(names: list[str], folder: Path) -> None:
         ]
         if algo not in ("dynamics", "mopo", "morel", "combo", "rambo", "mobile", "pets"):
             known -= {"world_model"}
+        if getattr(kind.Config, "representation", "") == "none":  # of this name hierarchies have a number
+            known -= {"representation"}
         if not kind.traits.text:
             known -= {"length"}  # of chunks, which older commits do not know
         for name, value in SMALL.items():

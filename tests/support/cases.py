@@ -222,7 +222,12 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "coptidice": [{"cost_radius": 0.0, "cost_scale": "sum"}],
     "cpq": [{"ood": "paper"}],
     "fql": [{"cost_limit": 2.0, "cost_pessimism": "min"}],
-    "iql": [{"policy": "tanh_gaussian", "dropout": 0.2}, {"policy": "deterministic"}, {"cost_limit": 2.0}],
+    "iql": [
+        {"policy": "tanh_gaussian", "dropout": 0.2},
+        {"policy": "deterministic"},
+        {"cost_limit": 2.0},
+        {"representation": "mrq", "update_order": "simultaneous"},
+    ],
     "dt": [{"padding": "left", "policy": "gaussian"}, {"prompt": "goal"}],
     "rvs": [{"condition": "goal"}],
     "combo": [{"kit_compat": True, "penalised_states": "model"}],
@@ -252,10 +257,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "bcq_lag": [{"cost_limit": None}],
     "bear_lag": [{"cost_limit": None, "mmd_kernel": "laplacian"}],
     "breeze": [{"data_share": 0.3}, {"attention": False, "samples": 1}],
-    "rebrac": [{"cost_limit": 2.0, "n_step": 2}],
+    "rebrac": [{"cost_limit": 2.0, "n_step": 2}, {"representation": "mrq", "n_step": 2}],
     "sac_n": [{"cost_limit": 2.0, "cost_after_end": "hold"}],
     "simbav2": [{"bc_weight": 0.1, "critics": 1, "n_step": 2}],
-    "td3_bc": [{"cost_limit": 2.0, "cost_states": "first"}],
+    "td3_bc": [{"cost_limit": 2.0, "cost_states": "first"}, {"representation": "mrq"}],
     "xql": [{"cost_limit": 2.0, "cost_states": "first"}],
     "sequence_rl": [
         {"state_source": "model", "cutoff": 1.0},
@@ -380,6 +385,8 @@ class Case:
         if self.name == "sequence_rl":  # which refuses a model that nothing asks
             needs = {**dict(self.settings), **settings}.get("state_source", "data") != "data"
         small = {**SMALL, "world_model": world_model(dataset) if needs else ""}
+        if getattr(kind.Config, "representation", "") == "none":  # of this name hierarchies have a number
+            del small["representation"]
         if self.name == "diffuser":
             small["candidates"] = 2  # plans; of this name MOPO has models
         if "diffuser" in self.name:

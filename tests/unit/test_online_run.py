@@ -290,6 +290,7 @@ def test_a_policy_learns_beside_the_runs(discrete: bool, tmp_path: Path) -> None
         (None, {}, "mode=expansion learns beside the policies of a run: offrl finetune RUN mode=expansion env=ID"),
         (("td3_bc", {}), {}, "offline: mode=expansion takes runs of iql, .*; not td3_bc"),
         (("iql", {"algo.policy": "deterministic"}), {}, "takes a stochastic policy, and algo.policy=deterministic"),
+        (("iql", {"algo.representation": "mrq"}), {}, "takes runs without algo.representation"),
         (("iql", {}), {"algo.inverse_temperature": -1.0}, "algo.inverse_temperature=-1"),
         (("iql", {}), {"algo.scale": 1.0}, "no setting 'algo.scale'|unknown setting"),
     ],
