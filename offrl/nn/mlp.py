@@ -33,7 +33,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 INITS = (
-    "torch", "orthogonal", "fixed_bias", "small_head", "truncated", "zero", "gpt", "xavier", "xavier_relu", "isometric"
+    "torch", "orthogonal", "fixed_bias", "small_head", "truncated", "zero", "gpt", "xavier", "xavier_relu", "isometric",
+    "lecun",
 )  # fmt: skip
 
 
@@ -47,7 +48,8 @@ def initialise(weight: Tensor, bias: Tensor | None, init: str, *, head: bool = F
     / 2, cut off at twice that, biases 0 (PETS' code). "zero": both 0. "gpt": normal with standard deviation 0.02,
     biases 0 (GPT-2's code). "xavier": uniform in +-sqrt(6 / (in + out)), an actor's output layer in a tenth of it,
     biases 0 (OGBench's code). "xavier_relu": uniform in sqrt(2) of that in all layers, biases 0 (MR.Q's
-    code). "isometric": orthogonal with gain 1, biases 0 (DTQL's policy).
+    code). "isometric": orthogonal with gain 1, biases 0 (DTQL's policy). "lecun": normal with standard deviation
+    1/sqrt(in) once it is cut off at twice that of before, biases 0 (flax's).
     """
     if init not in INITS:
         raise ValueError(f"init is {init!r}; it must be one of {', '.join(INITS)}")
@@ -78,6 +80,9 @@ def initialise(weight: Tensor, bias: Tensor | None, init: str, *, head: bool = F
             nn.init.trunc_normal_(weight, 0.0, 0.5 * bound, -bound, bound)
         elif init == "isometric":
             nn.init.orthogonal_(weight)
+        elif init == "lecun":
+            std = bound / 0.87962566  # the deviation that is left of 1
+            nn.init.trunc_normal_(weight, 0.0, std, -2.0 * std, 2.0 * std)
         elif init == "orthogonal" or (init == "small_head" and not actor):
             nn.init.orthogonal_(weight, 0.01 if head and init == "small_head" else 2.0**0.5)
         elif init == "small_head":

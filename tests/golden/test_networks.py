@@ -136,6 +136,15 @@ def test_isometric_initial_weights() -> None:
     assert not layer.bias.any()
 
 
+def test_lecun_initial_weights() -> None:
+    """Of variance 1 / inputs though they are cut off, at 2 / 0.8796 of it."""
+    torch.manual_seed(5)
+    layer = EnsembleLinear(2, 100, 500, "lecun")
+    assert float(layer.weight.detach().std()) == pytest.approx(0.1, rel=0.02)
+    assert 0.226 < float(layer.weight.detach().abs().max()) <= 0.2274
+    assert not layer.bias.any()
+
+
 def test_zero_and_unknown_initial_weights() -> None:
     layer = Linear(3, 2, "zero")
     assert not layer.weight.any() and not layer.bias.any()

@@ -44,7 +44,7 @@ BATCH = 32
 IMITATION = ("act", "bc", "chunk_bc", "diffusion_bc", "dpt", "flow_bc", "recoil")
 # of DT, which stands for them where discrete actions are concerned
 DESCENDANTS = ("edt", "lamo", "meta_dt", "modt", "qdt", "vadt")
-OWN_LAYERS = ("simbav2",)  # which refuse LayerNorm
+OWN_LAYERS = ("crossq", "simbav2")  # which refuse LayerNorm
 # whose first update leaves a parameter as it is: LoRA's A learns once its B is no longer 0, layers once the heads are
 WAITING = ("lamo", "rssm", "tdmpc2")
 LEARNER = {"actor_learning_rate": 3e-3, "polyak": 0.05, "horizon": 1, "critics": 2, "entropy_in_target": False}
@@ -251,6 +251,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"actor_type": "distil", "length": 3},
         {"chunked": False, "truncated_windows": "bootstrap", "pessimism": "std"},
     ],
+    "crossq": [{"n_step": 2, "critic_hidden": [], "critics": 3}],
     "fast_td3": [{"n_step": 2, "critic_hidden": [], "critics": 3}],
     "recoil": [{"implicit_maximum": "expectile", "value_head": "c51"}],
     "fb": [{"conservative": "value"}, {"conservative": "measure", "penalty_target": None}],
@@ -395,8 +396,8 @@ class Case:
             small |= {"plan_elites": 16, "plan_action": "mean"}
         if self.name == "rssm":  # small divergences train as well
             small |= {"length": 4, "groups": 4, "classes": 4, "free_bits": 0.0}
-        if self.name == "simbav2":
-            small["critic_hidden"] = [32, 32]  # blocks of another width than the policy's
+        if self.name in ("crossq", "simbav2"):
+            small["critic_hidden"] = [32, 32]  # simbav2: blocks of another width than the policy's
         if self.name == "lamo":
             small["embedding"] = "linear"  # of this name others have a width
         config = kind.Config(**{**{k: v for k, v in small.items() if k in known}, **dict(self.settings), **settings})

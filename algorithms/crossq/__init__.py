@@ -1,0 +1,5 @@
+"""CrossQ: its networks and the algorithm."""
+
+from offrl.algorithms.crossq.algorithm import CrossQ, CrossQConfig
+
+__all__ = ["CrossQ", "CrossQConfig"]
