@@ -40,6 +40,7 @@ MODULES = (
     "warm_start",
     "sphere",
     "fast_td3",
+    "crossq",
     "ogbench",
     "flows",
     "idql",

@@ -12,7 +12,7 @@ from unittest import mock
 
 import numpy as np
 
-from parity.common import draws
+from parity.common import ACTION, BATCH, draws
 
 NEEDS = ("jax", "flax", "optax", "tensorflow_probability")
 Layers = Sequence[tuple[np.ndarray, np.ndarray]]
@@ -58,6 +58,14 @@ def jax_float64() -> Iterator[None]:
     finally:
         jax.config.update("jax_enable_x64", wide)
         flax.config.update("flax_return_frozendict", frozen)
+
+
+def of_dimensions(key: Any, shape: Any = (), dtype: Any = float) -> Any:
+    """Noise of a policy's actions for distributions that ask for it by dimensions."""
+    import jax
+
+    transposed = shape == (ACTION, BATCH)
+    return jax.numpy.asarray(draws.theirs((BATCH, ACTION)).T if transposed else draws.theirs(shape))
 
 
 def flat(params: Any) -> dict[str, Any]:

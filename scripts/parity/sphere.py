@@ -11,8 +11,8 @@ from unittest import mock
 import numpy as np
 from torch import Tensor
 
-from parity.common import ACTION, BATCH, OBSERVATION, Ours, Outcome, batches, case, draws, imported, shared_noise
-from parity.flax_nets import NEEDS, compared, jax_float64, replaced
+from parity.common import ACTION, OBSERVATION, Ours, Outcome, batches, case, imported, shared_noise
+from parity.flax_nets import NEEDS, compared, jax_float64, of_dimensions, replaced
 
 ABSENT = ("scale_rl.agents.wrappers",)
 WIDTHS, BLOCKS = {"actor": 8, "critic": 12}, {"actor": 1, "critic": 2}
@@ -72,15 +72,10 @@ def simbav2(checkout: Path) -> Outcome:
     import jax
     import optax
 
-    def normal(key: Any, shape: Any = (), dtype: Any = float) -> Any:
-        """Noise of a policy's actions, for which the reference asks by dimensions."""
-        transposed = shape == (ACTION, BATCH)
-        return jax.numpy.asarray(draws.theirs((BATCH, ACTION)).T if transposed else draws.theirs(shape))
-
     with (
         jax_float64(),
         imported(checkout, "scale_rl.agents.simbaV2.simbaV2_agent", ABSENT) as code,
-        mock.patch.object(jax.random, "normal", normal),
+        mock.patch.object(jax.random, "normal", of_dimensions),
         mock.patch.object(Tensor, "float", Tensor.double),  # value heads compute in float32
     ):
         flax.config.update("flax_return_frozendict", False)
