@@ -10,101 +10,47 @@ DreamerV2, arXiv 2206.04779), a model that stays as it is after some updates, an
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from offrl import rng
-from offrl.algorithm import (
-    Adam,
-    Algorithm,
-    Batch,
-    Dataset,
-    Grid,
-    Loss,
-    Metrics,
-    Params,
-    Sampler,
-    TrainState,
-    Traits,
-    Tree,
-    Update,
-)
-from offrl.algorithms.rssm.actor import RecurrentActor
-from offrl.algorithms.rssm.imagination import Dream, imagined, lambda_returns
-from offrl.algorithms.rssm.latents import Latents, LatentWindows
-from offrl.algorithms.rssm.modules import model_networks
-from offrl.algorithms.rssm.networks import HEAD, BoundedNormal, head
-from offrl.algorithms.rssm.objectives import OBJECTIVES
-from offrl.algorithms.rssm.open_loop import open_loop
-from offrl.algorithms.rssm.settings import RSSMConfig, check_settings, fitted
-from offrl.data.samplers.states import (
-    ARRIVAL_REWARDS,
-    IS_FIRST,
-    IS_LAST,
-    IS_TERMINAL,
-    PREVIOUS_ACTIONS,
-    StateSampler,
-    in_time,
-    steps_of,
-)
+from offrl.algorithm import Batch, Loss, Metrics, Params, TrainState, Tree, Update
+from offrl.algorithms.rssm.imagination import Dream, imagined
+from offrl.algorithms.rssm.settings import RSSMConfig
+from offrl.data.samplers.states import ARRIVAL_REWARDS, IS_LAST, IS_TERMINAL, in_time
+from offrl.errors import UserError
 from offrl.families.sequence import masked_mean
-from offrl.optim import LaProp, constant
+from offrl.optim import constant
 from offrl.registry import register
+from offrl.world_models.recurrent.actor import RecurrentActor
+from offrl.world_models.recurrent.base import TRAITS, RecurrentModel, chosen
+from offrl.world_models.recurrent.latents import LatentWindows
+from offrl.world_models.recurrent.networks import HEAD, BoundedNormal, head
+from offrl.world_models.recurrent.returns import lambda_returns
 
 
 @register("algo", "rssm")
-class RSSM(Algorithm[RSSMConfig]):
-    """Modules: encoder, dynamics, prior, posterior, reward, continuation, decoder or, with `objective=bottleneck`,
-    multiplier, with `information` multiplier, contrast and inverse (the model), actor, critic. Shapes: T states of a
-    window, the first axis of all that is learnt from; B windows; H imagined steps; N = T B states that they begin at; F
-    features.
-    """
+class RSSM(RecurrentModel[RSSMConfig]):
+    """Modules: the model's, actor, critic. Shapes: H imagined steps; N = T B states that they begin at."""
 
-    # a program grows with the states of a window and the imagined steps
-    traits = Traits(
-        targets=("critic",),
-        policy_modules=("encoder", "dynamics", "posterior", "actor"),
-        observations="streams",
-        image_encoder="dreamer",
-        shifts_images=False,
-        actions=("continuous",),
-        n_step=False,
-        compiles=False,
+    traits = dataclasses.replace(
+        TRAITS, targets=("critic",), policy_modules=("encoder", "dynamics", "posterior", "actor")
     )
     actor_class = RecurrentActor
-    open_loop = open_loop
-
-    @classmethod
-    def fit_config(cls, config: RSSMConfig, dataset: Dataset, grid: Grid = None) -> RSSMConfig:
-        """`config`, once the data have rewards."""
-        return fitted(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
-        c, s = self.config, self.spec
-        check_settings(c)
-        model, features = model_networks(c, s), c.recurrent_width + c.groups * c.classes
-        self.model = tuple(model)
+        c, s, model = self.config, self.spec, self.model_modules()
+        if c.policy_after_model and not c.model_updates:
+            raise UserError("algo.policy_after_model needs a model that is ready once: algo.model_updates=25000, say")
+        features = c.recurrent_width + c.groups * c.classes
         critic, actor = head(features, c.width, 3, HEAD.out_dim, 0.0), BoundedNormal(features, s.action_dim, c.width)
         return {**model, "actor": actor, "critic": critic}
 
-    def sampler(self) -> Sampler:
-        return StateSampler(self.config.length, "chain")
-
-    def optimizer(self, name: str) -> Adam:
-        c = self.config
-        if name == "multiplier":
-            return Adam(c.multiplier_learning_rate)
-        return LaProp(c.learning_rate, eps=1e-20, warmup_steps=c.warmup_steps, adaptive_clip=c.adaptive_clip)
-
     def extra(self, params: dict[str, Params]) -> Tree:
         return {"low": torch.zeros(()), "high": torch.zeros(())}
-
-    def latents(self, params: dict[str, Params]) -> Latents:
-        """The latent model with these parameters."""
-        return Latents(lambda name, *x: self.apply(name, params[name], *x), self.config)
 
     # ---- losses
 
@@ -134,17 +80,13 @@ class RSSM(Algorithm[RSSMConfig]):
         ones at each state (as the authors' code); the gradient of the latter trains the model, too.
         """
         c = self.config
-
-        def loss(features: Tensor, returns: Tensor) -> Tensor:
-            logits = self.apply("critic", critic, features)
-            slow = HEAD.mean(self.apply("critic", state.target["critic"], features.detach())).detach()
-            return HEAD.loss(logits, returns) + HEAD.loss(logits, slow)
-
-        dreamt = (dream.weights * loss(dream.features[:-1], dream.returns)).mean()
+        dreamt = self.value_loss("critic", critic, state, dream.features[:-1], dream.returns)
+        dreamt = (dream.weights * dreamt).mean()
         alive = c.discount * (~batch[IS_TERMINAL]).float()
         again = dream.returns[0].unflatten(0, batch[IS_LAST].shape)
         returns = lambda_returns(batch[ARRIVAL_REWARDS], again, alive, (~batch[IS_LAST]).float(), c.decay)
-        replayed = ((~batch[IS_LAST][:-1]).float() * loss(windows.state.features[:-1], returns)).mean()
+        replayed = self.value_loss("critic", critic, state, windows.state.features[:-1], returns)
+        replayed = ((~batch[IS_LAST][:-1]).float() * replayed).mean()
         return dreamt + c.replay_weight * replayed, {"critic/loss": dreamt, "critic/replay": replayed}
 
     def loss(
@@ -152,10 +94,7 @@ class RSSM(Algorithm[RSSMConfig]):
     ) -> tuple[Tensor, Metrics, Any]:
         """The losses of model, actor and critic, of the states after the burn-in."""
         c, keys = self.config, rng.split(key, 3)
-        latents = self.latents(params)
-        windows = latents.observe_windows(batch["observations"], batch[PREVIOUS_ACTIONS], batch[IS_FIRST], keys[0])
-        windows, batch = windows.since(c.burn_in), steps_of(batch, slice(c.burn_in, None))
-        model, metrics = OBJECTIVES[c.objective](latents, windows, batch, keys[1], params)
+        windows, batch, model, metrics = self.model_loss(params, batch, keys[:2])
         through = params["actor"] if c.actor_gradient == "model" else None
         dream = imagined(self, state, windows, keys[2], through)
         actor, actor_metrics = self.actor_loss(params["actor"], dream, windows, batch)
@@ -169,28 +108,21 @@ class RSSM(Algorithm[RSSMConfig]):
         names = (*self.model, "actor", "critic")
         state, metrics, scale = self.descend(state, names, self.loss, batch, key, aux=True)
         state = self.polyak(state.with_extra(**scale), "critic")
-        if c.model_updates:
-            learns = state.step < c.model_updates
-            model = {n: _where(learns, state.params[n], before.params[n]) for n in self.model}
-            state = state._replace(params={**state.params, **model})
-            if c.policy_after_model:
-                state = self.without_policy(learns, state, before)
+        state = self.with_old_model(state, before)
+        if c.policy_after_model:
+            state = self.without_policy(state.step < c.model_updates, state, before)
         return state, metrics
 
     def without_policy(self, waits: Tensor, state: TrainState, before: TrainState) -> TrainState:
         """The state with actor, critic, their optimisers and the scale of returns of `before`, where `waits` []."""
         names = ("actor", "critic")
 
-        def chosen(after: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
-            return {**after, **{n: _where(waits, old[n], after[n]) for n in names if n in after}}
+        def those(after: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+            return {**after, **{n: chosen(waits, old[n], after[n]) for n in names if n in after}}
 
         return state._replace(
-            params=chosen(state.params, before.params),
-            opt=chosen(state.opt, before.opt),
-            target=chosen(state.target, before.target),
-            extra=_where(waits, before.extra, state.extra),
+            params=those(state.params, before.params),
+            opt=those(state.opt, before.opt),
+            target=those(state.target, before.target),
+            extra=chosen(waits, before.extra, state.extra),
         )
-
-
-def _where(condition: Tensor, chosen: Tree, otherwise: Tree) -> Tree:
-    return pytree.tree_map(lambda x, y: torch.where(condition, x, y), chosen, otherwise)

@@ -11,9 +11,10 @@ from torch.utils import _pytree as pytree
 
 from offrl import losses, rng
 from offrl.algorithm import Params, TrainState
-from offrl.algorithms.rssm.latents import LatentWindows, disagreement
-from offrl.algorithms.rssm.networks import HEAD
-from offrl.algorithms.rssm.objectives import action_log_prob
+from offrl.world_models.recurrent.latents import LatentWindows
+from offrl.world_models.recurrent.networks import HEAD
+from offrl.world_models.recurrent.objectives import action_log_prob
+from offrl.world_models.recurrent.returns import imagined_returns, penalised
 
 if TYPE_CHECKING:
     from offrl.algorithms.rssm.algorithm import RSSM
@@ -53,9 +54,7 @@ def imagined(
             doubts.append(doubt)
         features = torch.stack(visited)
         rewards = HEAD.mean(latents.apply("reward", features))
-        if c.members > 1:
-            unit = disagreement(windows.prior).mean().detach() if c.penalty_unit == "mean" else 1.0
-            rewards = rewards - c.penalty * torch.stack(doubts) / unit
+        rewards = penalised(c, rewards, doubts, windows)
         if c.objective == "information":
             played = torch.stack(actions)
             surprise = algorithm.policy.log_prob(latents.apply("actor", features[:-1]), played)
@@ -63,23 +62,9 @@ def imagined(
             rewards = torch.cat([rewards[:1], rewards[1:] + c.empowerment_weight * gain])
         alive = latents.apply("continuation", features).squeeze(-1).float().sigmoid()
         values = HEAD.mean(latents.apply("critic", features))
-        returns = lambda_returns(rewards, values, alive, torch.ones_like(alive), c.decay)
+        returns = imagined_returns(c, rewards, values, alive)
         low, high = (
             torch.lerp(state.extra[name], losses.percentile(returns.detach(), share), 0.01)
             for name, share in (("low", 0.05), ("high", 0.95))
         )
         return Dream(features, torch.stack(actions), values, returns, alive.detach().cumprod(0)[:-1], low, high)
-
-
-def lambda_returns(rewards: Tensor, values: Tensor, alive: Tensor, goes_on: Tensor, decay: float | Tensor) -> Tensor:
-    """R_t = r_{t+1} + alive_{t+1} ((1 - d_{t+1}) v_{t+1} + d_{t+1} R_{t+1}), R_T = v_T, d = decay times goes_on: T
-    numbers of T + 1 states, [T, ...].
-
-    rewards: received on arriving in a state; alive: the discount, 0 at a terminal; goes_on: 0 at an episode's last.
-    """
-    returns, following = [], values[-1]
-    for t in range(len(rewards) - 1, 0, -1):
-        share = decay * goes_on[t]
-        following = rewards[t] + alive[t] * ((1.0 - share) * values[t] + share * following)
-        returns.append(following)
-    return torch.stack(returns[::-1])

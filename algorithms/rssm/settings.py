@@ -1,98 +1,23 @@
-"""Settings of recurrent state-space models."""
+"""Settings of RSSM."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from offrl.data.dataset import Dataset
-from offrl.errors import UserError, warn
 from offrl.settings.field import setting
-
-SMALL_REWARD = 0.01  # mean size
+from offrl.world_models.recurrent.settings import LatentConfig
 
 
 @dataclass
-class RSSMConfig:
-    """Settings of RSSM; the defaults are DreamerV3's for vectors (its size1m), but where the help gives its value: that
-    is our pessimism.
-    """
+class RSSMConfig(LatentConfig):
+    """Settings of RSSM."""
 
     name: str = "rssm"
-    learning_rate: float = setting(4e-5, "LaProp's learning rate", low=0.0)
-    warmup_steps: int = setting(1000, "updates in which the learning rate rises from 0", low=0)
-    adaptive_clip: float = setting(
-        0.3, "largest norm of each tensor's gradient, as a share of the tensor's own", above=0.0
-    )
-    batch_size: int = setting(16, "windows in a batch", low=1)
-    length: int = setting(64, "states of a window", low=2)
-    burn_in: int = setting(
-        0, "first states of a window that only fill the memory: neither learnt from nor begun at (ours)", low=0
-    )
-    discount: float = setting(1.0 - 1.0 / 333.0, "discount factor", low=0.0, high=1.0)
-    core: str = setting(
-        "gru",
-        "the recurrent network: gated units in blocks, or layers of Mamba-2 (Drama), whose posterior sees the "
-        "observation alone, so that all states of a window are computed at once",
-        choices=("gru", "scan"),
-    )
-    recurrent_width: int = setting(512, "numbers of the recurrent state", low=1)
-    blocks: int = setting(
-        8, "blocks of the recurrent network (heads of the scan), of which none reads another's state", low=1
-    )
-    scan_layers: int = setting(2, "scan: layers", low=1)
-    scan_states: int = setting(16, "scan: numbers that are kept of each of twice recurrent_width", low=1)
-    groups: int = setting(32, "categorical variables of a latent state", low=1)
-    classes: int = setting(4, "values of each of them", low=2)
-    width: int = setting(64, "width of all other layers", low=1)
-    depth: int = setting(
-        4, "images: unit of the channels of the encoder dreamer and of the decoder (DreamerV3's size12m: 16)", low=1
-    )
-    objective: str = setting(
-        "reconstruction",
-        "what trains the model beside rewards and ends: to draw observations again, a bottleneck of what it sees of "
-        "them (RePo), or to tell observations apart, and actions from what changed (InfoPower)",
-        choices=("reconstruction", "bottleneck", "information"),
-    )
-    dynamics_weight: float = setting(1.0, "weight of the KL divergence that trains the prior", low=0.0)
-    representation_weight: float = setting(
-        0.1, "weight of the KL divergence that trains the posterior, beside that which trains the prior", low=0.0
-    )
-    free_bits: float = setting(
-        1.0, "reconstruction: a state's KL divergence below this, in nats, trains nothing", low=0.0
-    )
-    free_bits_of: str = setting(
-        "state",
-        "reconstruction: whether that bound is of each state, or of the mean over a batch (DreamerV2)",
-        choices=("state", "mean"),
-    )
-    unimix: float = setting(
-        0.01, "share of the uniform distribution in each categorical (DreamerV2: 0)", low=0.0, high=1.0
-    )
-    kl_limit: float = setting(
-        3.0, "bottleneck: largest mean KL divergence of posterior and prior, in nats a state", low=0.0
-    )
-    kl_weight: float = setting(
-        1e-5, "bottleneck: weight of the KL divergence at the start, which rises while it is above its limit", above=0.0
-    )
-    multiplier_learning_rate: float = setting(
-        1e-4, "bottleneck, information: Adam's rate for the logarithm of kl_weight or contrast_weight", low=0.0
-    )
-    contrast_limit: float = setting(2.0, "information: largest mean contrastive loss, in nats a state (ours)", low=0.0)
-    contrast_weight: float = setting(
-        1.0,
-        "information: weight of the contrastive loss at the start, which rises while it is above its limit",
-        above=0.0,
-    )
     empowerment_weight: float = setting(
         0.0,
         "information: weight of ln q(a|s, s') - ln pi(a|s) among imagined rewards, for exploration in an environment",
         low=0.0,
     )
-
-    horizon: int = setting(5, "imagined steps from each state of a batch (DreamerV3: 15)", low=1)
-    decay: float = setting(0.95, "decay of later values in an imagined return (lambda)", low=0.0, high=1.0)
-    polyak: float = setting(0.02, "share of the critic that enters its slow copy in each update", low=0.0, high=1.0)
     replay_weight: float = setting(0.3, "weight of the critic's loss on the data's returns", low=0.0)
     entropy_weight: float = setting(3e-4, "weight of the policy's entropy against scaled advantages", low=0.0)
     actor_gradient: str = setting(
@@ -102,63 +27,6 @@ class RSSMConfig:
         choices=("reinforce", "model"),
     )
     bc_weight: float = setting(0.0, "weight of -log pi(a|s) of the data's actions (ours)", low=0.0)
-    members: int = setting(
-        5, "heads that predict the next latent state, of which each step uses one (DreamerV3: 1)", low=1
-    )
-    penalty: float = setting(
-        1.0,
-        "of members=2 or more: their disagreement, in the units of penalty_unit, times this is "
-        "subtracted from imagined rewards (ours, after Offline DreamerV2; DreamerV3: 0)",
-        low=0.0,
-    )
-    penalty_unit: str = setting(
-        "mean",
-        "unit of the disagreement: its mean over the data's states (ours), or one, as Offline DreamerV2's",
-        choices=("mean", "one"),
-    )
-    model_updates: int = setting(
-        0, "updates after which the model stays as it is, and actor and critic go on; 0: never (DreamerV3)", low=0
-    )
     policy_after_model: bool = setting(
         False, "actor and critic begin to learn once the model stays as it is, after model_updates (Offline DreamerV2)"
     )
-
-
-def check_settings(config: RSSMConfig) -> None:
-    """Raise UserError for settings that contradict one another."""
-    if config.length - config.burn_in < 2:
-        raise UserError(
-            f"algo.length={config.length} leaves fewer than 2 states after algo.burn_in={config.burn_in}: take a "
-            "longer window, or less burn-in"
-        )
-    if config.policy_after_model and not config.model_updates:
-        raise UserError("algo.policy_after_model needs a model that is ready once: algo.model_updates=25000, say")
-    if config.recurrent_width % config.blocks:
-        raise UserError(f"algo.recurrent_width={config.recurrent_width} is no multiple of algo.blocks={config.blocks}")
-
-
-def fitted(config: RSSMConfig, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None) -> RSSMConfig:
-    """`config` as it is, with a warning of rewards too small for a bottleneck. Raises UserError for data without
-    rewards, and for a penalty that nothing measures.
-    """
-    if not bool(dataset.columns["rewards"].any()):
-        raise UserError(
-            f"{dataset.spec.name}: all rewards are 0, so that no imagined step is better than another; "
-            "dataset.reward_labels=... gives some"
-        )
-    if config.objective == "bottleneck":
-        warn_of_small_rewards(dataset)
-    if config.members == 1 and any((grid or {}).get("penalty", (config.penalty,))):
-        raise UserError("algo.penalty needs heads that can disagree: algo.members=5, say")
-    return config
-
-
-def warn_of_small_rewards(dataset: Dataset) -> None:
-    """Warn where rewards are so small that the model need not see anything to tell them."""
-    size = float(dataset.columns["rewards"].abs().mean())
-    if size < SMALL_REWARD:
-        scale = float(f"{1.0 / size:.1g}")
-        warn(
-            f"{dataset.spec.name}: rewards of a mean size of {size:.1g} are worth little beside the divergence that "
-            f"algo.objective=bottleneck keeps small: multiply dataset.reward_scale by {scale:g}"
-        )

@@ -23,12 +23,12 @@ import offrl
 from offrl import rng
 from offrl.algorithm import Dataset, select, stack
 from offrl.algorithms.rssm import RSSM
-from offrl.algorithms.rssm.latents import Latents, LatentState
-from offrl.algorithms.rssm.networks import HEAD
 from offrl.envs.drawn import LIMIT, WORLDS, generate
 from offrl.settings.compose import compose
 from offrl.training.setup import make_algorithm
 from offrl.training.step import Step
+from offrl.world_models.recurrent.latents import Latents, LatentState
+from offrl.world_models.recurrent.networks import HEAD
 
 DATA = ("pendulum", "pendulum-distractor")
 MODELS = ("dreamerv3", "repo", "infopower")

@@ -18,9 +18,9 @@ import torch
 import offrl
 from offrl import registry, rng
 from offrl.algorithm import Algorithm, stack
-from offrl.algorithms.rssm.objectives import OBJECTIVES
 from offrl.data.samplers.states import in_time
 from offrl.training.step import Step
+from offrl.world_models.recurrent.objectives import OBJECTIVES
 
 ROWS, LENGTH, OBSERVATION, ACTION = 4_000, 200, 12, 3
 

@@ -15,18 +15,7 @@ from torch.utils import _pytree as pytree
 from offrl import rng
 from offrl.algorithm import TrainState
 from offrl.algorithms.rssm import RSSM, RSSMConfig
-from offrl.algorithms.rssm.imagination import Dream, imagined, lambda_returns
-from offrl.algorithms.rssm.latents import (
-    Latents,
-    LatentState,
-    LatentWindows,
-    disagreement,
-    drawn_classes,
-    kl,
-    one_head,
-)
-from offrl.algorithms.rssm.networks import HEAD, BlockGRU, BlockLinear, BoundedNormal, PriorHeads, gated, head
-from offrl.algorithms.rssm.objectives import OBJECTIVES, action_log_prob, contrastive, squared_error
+from offrl.algorithms.rssm.imagination import Dream, imagined
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.states import StateSampler
@@ -35,6 +24,18 @@ from offrl.nn.heads import symlog
 from offrl.optim import LaProp
 from offrl.settings.train import TrainConfig
 from offrl.training.setup import make_algorithm
+from offrl.world_models.recurrent.latents import (
+    Latents,
+    LatentState,
+    LatentWindows,
+    disagreement,
+    drawn_classes,
+    kl,
+    one_head,
+)
+from offrl.world_models.recurrent.networks import HEAD, BlockGRU, BlockLinear, BoundedNormal, PriorHeads, gated, head
+from offrl.world_models.recurrent.objectives import OBJECTIVES, action_log_prob, contrastive, squared_error
+from offrl.world_models.recurrent.returns import lambda_returns
 
 OBS, A, B, T, H = 3, 2, 5, 6, 3
 SPEC = DataSpec((OBS,), A, action_low=(-1.0,) * A, action_high=(1.0,) * A)

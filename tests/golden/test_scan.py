@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from offrl.algorithms.rssm import scan as module
-from offrl.algorithms.rssm.scan import ScanCore, ScanMemory, empty_memory, scan, states_of
+from offrl.world_models.recurrent import scan as module
+from offrl.world_models.recurrent.scan import ScanCore, ScanMemory, empty_memory, scan, states_of
 
 T, B, G, P, N = 12, 3, 2, 4, 5
 D, S, A = 4, 6, 2  # of the core: G heads of P = 2 D / G

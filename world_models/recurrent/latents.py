@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from offrl import rng
-from offrl.algorithms.rssm.scan import ScanMemory, empty_memory
-from offrl.algorithms.rssm.settings import RSSMConfig
 from offrl.nn.heads import symlog
+from offrl.world_models.recurrent.scan import ScanMemory, empty_memory
+from offrl.world_models.recurrent.settings import LatentConfig
 
 SMALLEST = 1e-30  # probability of a class
 
@@ -49,7 +49,7 @@ class LatentWindows(NamedTuple):
 class Latents:
     """The modules of the model, which `apply(name, *x)` calls."""
 
-    def __init__(self, apply: Callable[..., Any], config: RSSMConfig) -> None:
+    def __init__(self, apply: Callable[..., Any], config: LatentConfig) -> None:
         self.apply, self.config = apply, config
 
     def begin(self, count: int, device: torch.device) -> LatentState:
@@ -68,8 +68,7 @@ class Latents:
     def log_probs(self, logits: Tensor) -> Tensor:
         """Log probabilities [..., S, C] of logits [..., S C]."""
         c = self.config
-        probabilities = logits.float().unflatten(-1, (c.groups, c.classes)).softmax(-1)
-        return ((1.0 - c.unimix) * probabilities + c.unimix / c.classes).clamp(min=SMALLEST).log()
+        return class_log_probs(logits, c.groups, c.classes, c.unimix)
 
     def observe(
         self, before: LatentState, action: Tensor, embedding: Tensor, noise: Tensor | None
@@ -126,6 +125,12 @@ class Latents:
         one = one_head(prior, pick)
         sample = drawn_classes(one, rng.gumbel(draw, tuple(one.shape)))
         return LatentState(recurrent, sample, memory), disagreement(prior)
+
+
+def class_log_probs(logits: Tensor, groups: int, classes: int, unimix: float | Tensor) -> Tensor:
+    """Log probabilities [..., S, C] of logits [..., S C], with a share of the uniform distribution."""
+    probabilities = logits.float().unflatten(-1, (groups, classes)).softmax(-1)
+    return ((1.0 - unimix) * probabilities + unimix / classes).clamp(min=SMALLEST).log()
 
 
 def drawn_classes(log_probs: Tensor, noise: Tensor | None) -> Tensor:

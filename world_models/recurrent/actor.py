@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from offrl import rng
 from offrl.algorithm import Actor, Carry
-from offrl.algorithms.rssm.latents import Latents, LatentState
+from offrl.world_models.recurrent.latents import Latents, LatentState
 
 if TYPE_CHECKING:
-    from offrl.algorithms.rssm.algorithm import RSSM
+    from offrl.world_models.recurrent.base import RecurrentModel
 
 
 class LatentMemory(NamedTuple):
@@ -25,7 +25,7 @@ class LatentMemory(NamedTuple):
 class RecurrentActor(Actor):
     """The policy's mean at the likeliest latent state, or with `explore` a sample at a sampled one."""
 
-    algorithm: RSSM
+    algorithm: RecurrentModel[Any]
     resettable = remembers_actions = True
 
     def start(self, episodes: int) -> Carry:
@@ -33,10 +33,14 @@ class RecurrentActor(Actor):
         state = Latents(self.apply, self.algorithm.config).begin(episodes, device)
         return LatentMemory(state, torch.zeros(episodes, self.algorithm.spec.action_dim, device=device))
 
-    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
+    def look(self, carry: LatentMemory, observations: Tensor, key: Tensor, explore: bool) -> LatentState:
+        """The latent states of episodes after their last action and an observation."""
         c, latents = self.algorithm.config, Latents(self.apply, self.algorithm.config)
+        noise = rng.gumbel(key, (len(carry.action), c.groups, c.classes)) if explore else None
+        return latents.observe(carry.state, carry.action, latents.embed(observations), noise)[0]
+
+    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         draw, choice = rng.split(key)
-        noise = rng.gumbel(draw, (len(carry.action), c.groups, c.classes)) if explore else None
-        state, _ = latents.observe(carry.state, carry.action, latents.embed(observations), noise)
+        state = self.look(carry, observations, draw, explore)
         action = self.choose(self.apply("actor", state.features), choice, explore)
         return action, LatentMemory(state, action)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from offrl import rng
 from offrl.algorithm import Batch, Params
-from offrl.algorithms.rssm.networks import HEAD
 from offrl.data.samplers.states import IS_FIRST, PREVIOUS_ACTIONS, steps_of
 from offrl.nn.heads import symexp
 from offrl.world_models.open_loop import Expected
+from offrl.world_models.recurrent.networks import HEAD
 
 if TYPE_CHECKING:
-    from offrl.algorithms.rssm.algorithm import RSSM
+    from offrl.world_models.recurrent.base import RecurrentModel
 
 
-def open_loop(algorithm: RSSM, params: dict[str, Params], batch: Batch, context: int, key: Tensor) -> Expected:
+def open_loop(
+    algorithm: RecurrentModel[Any], params: dict[str, Params], batch: Batch, context: int, key: Tensor
+) -> Expected:
     """See `offrl.world_models.open_loop.OpenLoopModel`: one future, drawn from the prior step by step."""
     latents, keys = algorithm.latents(params), rng.split(key, len(batch[IS_FIRST]))
     known = steps_of(batch, slice(context))

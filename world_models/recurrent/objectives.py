@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from offrl.algorithm import Batch, Loss, Params
-from offrl.algorithms.rssm.latents import Latents, LatentWindows, kl, one_head
-from offrl.algorithms.rssm.networks import HEAD
 from offrl.data.samplers.states import ARRIVAL_REWARDS, IS_FIRST, IS_TERMINAL, PREVIOUS_ACTIONS, VALID
 from offrl.families.sequence import masked_mean
 from offrl.nn.heads import symlog
 from offrl.nn.policies import gaussian_log_prob
+from offrl.world_models.recurrent.latents import Latents, LatentWindows, kl, one_head
+from offrl.world_models.recurrent.networks import HEAD
 
 LOG_STD = (-2.0, 2.0)  # of actions told from states
 

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from offrl.algorithm import DataSpec
-from offrl.algorithms.rssm.networks import HEAD, BlockGRU, PriorHeads, head, layers
-from offrl.algorithms.rssm.scan import ScanCore
-from offrl.algorithms.rssm.settings import RSSMConfig
 from offrl.families.sac import LogWeight
 from offrl.nn.encoders.decoder import StreamDecoder
 from offrl.nn.encoders.streams import StreamFeatures
 from offrl.nn.heads import symlog
+from offrl.world_models.recurrent.networks import HEAD, BlockGRU, PriorHeads, head, layers
+from offrl.world_models.recurrent.scan import ScanCore
+from offrl.world_models.recurrent.settings import LatentConfig
 
 
 class StreamEmbedding(StreamFeatures):
@@ -47,7 +47,7 @@ class ObservationDecoder(nn.Module):
         return self.images(features), None if self.numbers is None else self.numbers(features)
 
 
-def recurrent_core(config: RSSMConfig, action_dim: int) -> nn.Module:
+def recurrent_core(config: LatentConfig, action_dim: int) -> nn.Module:
     """The network of the recurrent state."""
     c, sample = config, config.groups * config.classes
     if c.core == "scan":
@@ -55,7 +55,7 @@ def recurrent_core(config: RSSMConfig, action_dim: int) -> nn.Module:
     return BlockGRU(c.recurrent_width, sample, action_dim, c.width, c.blocks)
 
 
-def model_networks(config: RSSMConfig, spec: DataSpec) -> dict[str, nn.Module]:
+def model_networks(config: LatentConfig, spec: DataSpec) -> dict[str, nn.Module]:
     """The modules of the latent model."""
     c, sample = config, config.groups * config.classes
     features = c.recurrent_width + sample

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from offrl.algorithms.rssm.networks import layers
+from offrl.world_models.recurrent.networks import layers
 
 TAPS = 4  # steps that the convolution sees
 CHUNK = 64  # steps that are computed by one matrix of decays
