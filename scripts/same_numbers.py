@@ -167,6 +167,7 @@ CASES: dict[str, str] = {  # what each trains on; further settings. `NAME/varian
     "pets": "builtin",
     "tdmpc2": "builtin",
     "rssm": "builtin algo.length=8",
+    "director": "builtin algo.length=8 algo.horizon=2 algo.goal_steps=2",
     "mrq": "builtin",
     "dpt": "bandits algo.contexts=data",
     "task_model": "point-robot",

@@ -188,8 +188,9 @@ def test_is_traced_ahead_of_time(case: Case, own: tuple[str, ...], monkeypatch: 
     eager, eager_sums = train(algorithm, [0, 1], updates)
     traced, traced_sums = train(algorithm, [0, 1], updates, mode="compiled")
     assert len(calls) == 3  # the comparison with the uncompiled pattern, and two patterns
-    # EDAC makes 4e-5 of another order of sums
-    close(eager, traced, atol=1e-4 if own else 1e-5, outliers=1e-3 if own else 0.0)
+    # EDAC makes 4e-5 of another order of sums; gradients of Director's worker near 0 come through the whole model
+    atol = 5e-4 if case.name == "director" else 1e-4
+    close(eager, traced, atol=atol if own else 1e-5, outliers=1e-3 if own else 0.0)
     rtol = 1e-4 if own else 0.0  # BREEZE's losses are in the hundreds
     close(dict(sorted(eager_sums.items())), dict(sorted(traced_sums.items())), atol=1e-3, rtol=rtol)
 

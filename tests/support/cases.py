@@ -46,7 +46,7 @@ IMITATION = ("act", "bc", "chunk_bc", "diffusion_bc", "dpt", "flow_bc", "recoil"
 DESCENDANTS = ("edt", "lamo", "meta_dt", "modt", "qdt", "vadt")
 OWN_LAYERS = ("crossq", "simbav2")  # which refuse LayerNorm
 # whose first update leaves a parameter as it is: LoRA's A learns once its B is no longer 0, layers once the heads are
-WAITING = ("lamo", "rssm", "tdmpc2")
+WAITING = ("director", "lamo", "rssm", "tdmpc2")
 LEARNER = {"actor_learning_rate": 3e-3, "polyak": 0.05, "horizon": 1, "critics": 2, "entropy_in_target": False}
 SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved within a second
     "act": {
@@ -150,6 +150,22 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
     "rssm": {
         "length": 3,
         "horizon": 1,
+        "recurrent_width": 32,
+        "groups": 8,
+        "classes": 8,
+        "width": 32,
+        "members": 1,
+        "penalty": 0.0,
+        "free_bits": 0.1,
+        "polyak": 0.05,
+    },
+    "director": {
+        "length": 3,
+        "horizon": 2,
+        "goal_steps": 1,
+        "goal_groups": 4,
+        "goal_classes": 4,
+        "goal_kl": 4.0,
         "recurrent_width": 32,
         "groups": 8,
         "classes": 8,
@@ -276,6 +292,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"actor_gradient": "model", "penalty_unit": "one", "free_bits_of": "mean", "unimix": 0.0},
         {"core": "scan", "scan_states": 3},
     ],
+    "director": [{"exploration_weight": 0.1, "members": 1, "penalty": 0.0, "objective": "bottleneck", "core": "scan"}],
     "mrq": [{"bc_weight": 0.0, "episodic": False}],
     "tdmpc2": [
         {"bc_weight": 0.0, "target_critics": 2, "plan_start": "previous", "plan_std_max": 2.0, "episodic": False},
@@ -394,8 +411,10 @@ class Case:
             small["learning_rate"] = 1e-4  # a gradient that is nothing but rounding is a whole step of Adam
         if self.name == "tdmpc2":  # all values are 0 at first, so that rounding would decide which plans are elites
             small |= {"plan_elites": 16, "plan_action": "mean"}
-        if self.name == "rssm":  # small divergences train as well
+        if self.name in ("rssm", "director"):  # small divergences train as well
             small |= {"length": 4, "groups": 4, "classes": 4, "free_bits": 0.0}
+        if self.name == "director":
+            small |= {"goal_steps": 2, "goal_groups": 2, "goal_classes": 4}
         if self.name in ("crossq", "simbav2"):
             small["critic_hidden"] = [32, 32]  # simbav2: blocks of another width than the policy's
         if self.name == "lamo":

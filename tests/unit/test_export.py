@@ -442,17 +442,20 @@ def test_a_memory_goes_in_and_comes_out(format: str, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("format", ["pt2", pytest.param("onnx", marks=[pytest.mark.slow, needs_onnx])])
-def test_the_memory_of_each_layer_of_a_scan(format: str, tmp_path: Path) -> None:
-    """Played for 50 steps with a memory that goes round, the file acts as the policy does."""
-    kind = registry.get("algo", "rssm")
-    small = {"core": "scan", "recurrent_width": 8, "groups": 2, "width": 8, "members": 1, "penalty": 0.0}
+@pytest.mark.parametrize(("name", "core", "states"), [("rssm", "scan", 7), ("director", "gru", 5)])
+def test_memories_of_several_tensors(name: str, core: str, states: int, format: str, tmp_path: Path) -> None:
+    """Played for 50 steps with a memory that goes round, of layers of a scan or with a goal that is renewed, the file
+    acts as the policy does.
+    """
+    kind = registry.get("algo", name)
+    small = {"core": core, "recurrent_width": 8, "groups": 2, "width": 8, "members": 1, "penalty": 0.0}
     algorithm = kind(kind.Config(**small), CONTINUOUS)
     policy = TrainedPolicy(algorithm, algorithm.init(0), 0)
     exported = export_policy(policy, tmp_path / f"p.{format}", format)
     entries = exported.metadata["inputs"]
-    assert [e["name"] for e in entries] == ["observations", *(f"state_{i}" for i in range(7))]
+    assert [e["name"] for e in entries] == ["observations", *(f"state_{i}" for i in range(states))]
     file = runner_of(exported.path, format, [e["name"] for e in entries])
-    memory = [np.zeros([1, *e["shape"][1:]], np.float32) for e in entries[1:]]
+    memory = [np.zeros([1, *e["shape"][1:]], e["dtype"]) for e in entries[1:]]
     for i in range(50):
         x = (10.0 * np.sin(np.arange(5.0) + i)).astype(np.float32)
         actions, *memory = file(x[None], *memory)

@@ -397,6 +397,7 @@ RECURRENT: dict[str, Any] = {
         pytest.param({"mixing": 0, "envs": 2}, id="fresh"),
         pytest.param({"mixing": 0.5}, id="half", marks=pytest.mark.nightly),
         pytest.param({"mixing": None, "algo.core": "scan"}, id="union", marks=pytest.mark.nightly),
+        pytest.param({"mixing": 0, "algo": "director", "algo.goal_steps": 1}, id="goals", marks=pytest.mark.nightly),
         pytest.param(None, id="run", marks=pytest.mark.nightly),
     ],
 )

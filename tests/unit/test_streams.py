@@ -47,6 +47,16 @@ LATENT: dict[str, dict[str, Any]] = {
         "horizon": 2,
         "learning_rate": 0.1,
     },
+    "director": {
+        "recurrent_width": 8,
+        "blocks": 2,
+        "groups": 2,
+        "width": 8,
+        "depth": 2,
+        "horizon": 2,
+        "goal_steps": 1,
+        "learning_rate": 0.1,
+    },
 }
 SLOW = [pytest.param(name, marks=() if name in ("iql", "gcivl") else pytest.mark.nightly) for name in ENCODED]
 
