@@ -124,7 +124,8 @@ class FastTD3(TD3[FastTD3Config]):
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
-        state, actor = self.critic.regularised(state), Metrics()
+        actor: Metrics = {}
+        state = self.critic.regularised(state)
         if phase == 1:
             state, actor = self.descend(state, "actor", self.actor_loss, batch)
         return self.polyak(state, "critic"), {**critic, **actor}

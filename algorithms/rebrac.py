@@ -77,7 +77,8 @@ class ReBRAC(TD3[ReBRACConfig]):
             return super().update(state, batch, key, phase=phase)
         self, state, batch, learnt = self.on_latents(state, batch)
         critic, metrics = self.descend(state, "critic", self.critic_loss, batch, key)
-        actor, actor_metrics = self.momentum_step(state), Metrics()
+        actor_metrics: Metrics = {}
+        actor = self.momentum_step(state)
         if phase == 1:
             actor, actor_metrics = self.descend(state, "actor", self.actor_loss, batch)
         after = self.critic.regularised(merged(state, critic, actor))

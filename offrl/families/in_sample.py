@@ -149,7 +149,7 @@ class SteepValue(WeightedImitation, Algorithm[ConfigT]):
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         target_critics = self.critic.target_critics(state, key)
-        value = Metrics()
+        value: Metrics = {}
         q = self.critic.min_q(target_critics, batch["observations"], batch["actions"]).mean
         for i in range(self.config.value_updates):
             inputs = value_batch(self.config, self.critic, target_critics, batch, q, rng.fold_in(key, 200 + i))

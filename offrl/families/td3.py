@@ -72,7 +72,8 @@ class TD3(WithCritic, Algorithm[ConfigT]):
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         self, state, batch, learnt = self.on_latents(state, batch)
         state, critic = self.descend(state, "critic", self.critic_loss, batch, key)
-        state, actor = self.critic.regularised(state), Metrics()
+        actor: Metrics = {}
+        state = self.critic.regularised(state)
         if phase == 1:
             state, actor = self.descend(state, "actor", self.actor_loss, batch)
         state, costs = self.learn_costs(state, batch, lambda b: self.next_action(state, b, key), actor)
