@@ -101,6 +101,11 @@ def claim(run_dir: Path, start: Start, mode: str, device: str) -> str:
         changed = difference(runs.complete(old["identity"]), expected)
         if changed:
             name, (old_value, new_value) = next(iter(changed.items()))
+            if name == "steps" and start.anneal:
+                raise UserError(
+                    f"{run_dir} was begun with steps={old_value}, over which algo.{next(iter(start.anneal))} changes: "
+                    "it cannot go on to more; another name= begins anew"
+                )
             raise UserError(
                 f"{run_dir} holds another run ({name}: {old_value} there, {new_value} here); choose another name="
             )
