@@ -135,8 +135,9 @@ def make_value_head(config: CriticSettings) -> ValueHead:
     limits = config.value_range
     if len(limits) != 2 or not -math.inf < limits[0] < limits[1] < math.inf:
         raise UserError(
-            f"algo.value_range={limits} must be [smallest,largest] for algo.value_head={config.value_head}; without it "
-            "`offrl train` finds the range from the data"
+            f"algo.value_range={limits} must be [smallest,largest] for algo.value_head={config.value_head}, sums of "
+            "discounted rewards such as [-100,0]; without it `offrl train` finds the range from the data, where there "
+            "are some"
         )
     return make_head(config.value_head, config.value_bins, limits[0], limits[1], config.value_sigma)
 
