@@ -57,7 +57,7 @@ class FinetuneConfig:
     )
     utd: float | None = setting(
         None,
-        "updates for each environment step; null: what the algorithm is used with (MBPO: 20, FastTD3: 2/128, the "
+        "updates for each environment step; null: what the algorithm is used with (MBPO: 20, FastTD3: 2/envs, the "
         "others: 1)",
         low=0.0,
     )
@@ -180,7 +180,10 @@ def choose(
         raise UserError(f"update_every={update_every} must be auto, episode, or a whole number of environment steps")
     if noise is not None and not (_number(noise) and noise >= 0.0):
         raise UserError(f"noise={noise} must be auto, null (the policy's own exploration) or a number from 0")
-    utd = float(online.get("utd", 1.0) if config.utd is None else config.utd)
+    envs = online.get("envs", ENVIRONMENTS[config.mode]) if config.envs is None else config.envs
+    # an algorithm that is used with so many environments makes its updates after a step of all of them
+    published = online.get("utd", 1.0) * online.get("envs", envs) / envs
+    utd = float(published if config.utd is None else config.utd)
     if not utd > 0.0:
         raise UserError(f"utd={utd:g} must be above 0")
     chosen["normalize"] = "data"
@@ -205,7 +208,6 @@ def choose(
     plain = FinetuneConfig()
     if config.starts == "task" and (name := next((k for k in STARTS if getattr(config, k) != getattr(plain, k)), None)):
         raise UserError(f"{name}={getattr(config, name)} is a setting of starts=data")
-    envs = online.get("envs", ENVIRONMENTS[config.mode]) if config.envs is None else config.envs
     return dataclasses.replace(config, **chosen, utd=utd, warmup=warmup, envs=envs, eval=evaluation)
 
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from offrl.algorithm import Metrics, TrainState
 from offrl.data.fit import settled
 from offrl.encoding import set_spec
-from offrl.errors import UserError
+from offrl.errors import UserError, warn
 from offrl.evaluation.evaluator import Evaluator
 from offrl.finetuning import record as place
 from offrl.finetuning.learner import Learner
@@ -110,7 +110,8 @@ class TransitionLoop(OnlineLoop):
         discount = float(getattr(algorithm.config, "discount", 0.99)) if discount is None else discount
         self.rows = Rows(start.spec, columns, self.many, self.envs, returns_of(sampler, discount), sampler)
         capacity, rings = min(config.capacity or self.steps, self.steps), self.many
-        if is_chain(sampler):  # states, those of each environment for themselves
+        if is_chain(sampler):  # states, those of each environment for themselves; an episode has one more than steps
+            capacity = min(config.capacity or 2 * self.steps, 2 * self.steps)
             capacity, rings = math.ceil(capacity / self.envs), self.many * self.envs
         self.ring = Ring(self.rows.columns, rings, capacity, self.device)
         self.replays = [Replay(self.run_dir, self.ring)]
@@ -155,6 +156,15 @@ class TransitionLoop(OnlineLoop):
 
     def _online(self) -> list[str]:
         return online_lines(self.start, self.play.snapshots, self.steps)
+
+    def run(self) -> None:
+        super().run()
+        if self.updates == self.first and self.t >= self.steps:
+            warn(
+                f"{self.start.label} has learnt nothing: no update was due in {self.t:,} steps, of which the first "
+                f"{self.warmup:,} only play: more steps=, a larger utd= or a smaller warmup=; of windows of several "
+                "steps, episodes that are longer than these"
+            )
 
     # ---- play
 

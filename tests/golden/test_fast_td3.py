@@ -20,6 +20,7 @@ from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.export.graph import PolicyGraph
 from offrl.finetuning import summary
+from offrl.finetuning.config import FinetuneConfig, choose
 from offrl.nn.heads import C51
 from offrl.settings.compose import compose
 from offrl.settings.presets import finetune_settings
@@ -154,6 +155,8 @@ def test_defaults_are_the_authors() -> None:
     assert (c.value_bins, c.critics, c.n_step, c.layer_norm) == (101, 2, 1, False)
     online = {"mixing": 0, "envs": 128, "utd": 2 / 128, "warmup": 1280, "normalize": "running"}
     assert finetune_settings("fast_td3") == online
+    assert choose(FinetuneConfig(), online, True, True).utd == 2 / 128
+    assert choose(FinetuneConfig(envs=16), online, True, True).utd == 2 / 16
     assert compose({"algo": "fast_td3", "dataset": "-"}).algo.value_head == "c51"
     algorithm, state = make(hidden=[256, 256])
     assert not state.params["actor"]["net.head.bias"].any()

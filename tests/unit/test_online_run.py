@@ -414,6 +414,21 @@ def test_a_recurrent_model_learns_from_what_is_played(
     assert_a_stop_leaves_no_trace(whole, run, tmp_path, settings, monkeypatch)
 
 
+@pytest.mark.nightly
+def test_states_of_all_episodes_are_kept(tmp_path: Path) -> None:
+    """One more for each than it has steps, so that steps can be added, too."""
+    given = {"algo": "rssm", "mixing": 0, "seeds": 2, "warmup": 16, "algo.batch_size": 4, **RECURRENT}
+    tune(None, tmp_path, "two", steps=40, **given)
+    assert_same(tune(None, tmp_path, "two", steps=60, **given), tune(None, tmp_path, "one", steps=60, **given))
+
+
+def test_a_run_that_learns_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"algo": "sac_n", "algo.hidden": [4], "algo.batch_size": 8, "seeds": 1}
+    tune(None, tmp_path, mixing=0, steps=16, warmup=8, utd=0.1, **settings)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "learnt nothing" in line]
+    assert "no update was due in 16 steps" in line
+
+
 @pytest.mark.parametrize(
     "settings, words",
     [
@@ -500,7 +515,7 @@ def test_settings_of_the_algorithm_change_online(tmp_path: Path, monkeypatch: py
     assert {clip for _, clip in seen} == {0.25}
     assert tuned.record["identity"]["finetune"]["mixing"] is None
     assert tuned.record["identity"]["finetune"]["update_every"] == "episode"
-    with pytest.raises(UserError, match="steps: 60 there, 80 here"):  # settings are annealed over the steps
+    with pytest.raises(UserError, match=r"was begun with steps=60, over which algo\.alpha changes"):
         tune(offline, tmp_path, steps=80)
     seen.clear()
     # the command's word holds
