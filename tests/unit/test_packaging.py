@@ -61,7 +61,7 @@ def test_links_are_committed_as_links() -> None:
 
 
 # through pipes; no file is unpickled anywhere
-TALKS_TO_OWN_PROCESSES = {"processes.py", "host.py", "protocol.py", "worker.py", "workers.py"}
+TALKS_TO_OWN_PROCESSES = {"processes.py", "host.py", "protocol.py", "worker.py"}
 
 
 def test_no_old_gym_no_d4rl_no_pickle() -> None:

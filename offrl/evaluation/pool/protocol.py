@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from offrl.algorithm import Algorithm
+from offrl.errors import UserError
 from offrl.evaluation.evaluator import Evaluator
 from offrl.evaluation.result import Policy, Tally
 from offrl.tasks.provenance import Provenance
@@ -114,6 +115,12 @@ def registration(task: Task) -> str | None:
     entry = spec.entry_point
     target = f"{entry.__module__}:{entry.__qualname__}" if callable(entry) else str(entry)
     return f"{target} {spec.max_episode_steps} {spec.kwargs} {[w.name for w in spec.additional_wrappers]}"
+
+
+def check_registration(task: Task, registered: str | None) -> None:
+    """Raise UserError where the environment, once it is made, is registered as another one than it is elsewhere."""
+    if registered is not None and registration(task) != registered:
+        raise UserError(f"environment '{task.env_id}' is another one in that process than in this program")
 
 
 class _Pickler(pickle.Pickler):

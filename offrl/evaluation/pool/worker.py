@@ -58,8 +58,7 @@ def work(descriptor: str) -> None:
         evaluator = Evaluator(
             task, config, lambda kind, text: send(WarningMessage(kind, f"evaluation in {task.env_id}: {text}"))
         )
-        if registered is not None and protocol.registration(task) != registered:
-            raise UserError(f"environment '{task.env_id}' is another one in an evaluation process than in this program")
+        protocol.check_registration(task, registered)
     except Exception as error:
         text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         send(UnavailableMessage(f"an evaluation process cannot make the environment ({text})"))

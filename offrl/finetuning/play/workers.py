@@ -9,7 +9,6 @@ from __future__ import annotations
 import bisect
 import contextlib
 import os
-import pickle
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from offrl.errors import UserError, first_line
-from offrl.evaluation.pool.protocol import registration
+from offrl.evaluation.pool.protocol import check_registration, from_bytes, registration, to_bytes
 from offrl.evaluation.steppers import Steps
 from offrl.finetuning.play.backends import Beginning, EnvFailed, Sequential
 from offrl.settings.evaluation import cores
@@ -40,7 +39,7 @@ class Workers:
         """
         self.name = task.env_id or task.name
         try:
-            content = pickle.dumps((task, registration(task)))
+            content = to_bytes((task, registration(task)))
         except Exception as error:  # whatever a function or an argument of the environment's raises
             raise UserError(
                 f"backend=processes: {self.name} cannot be handed to other processes ({first_line(error)}): {CURE}"
@@ -127,7 +126,10 @@ def work(descriptor: str) -> None:
     link = Connection(int(descriptor))
     inbox = processes.attend(link)
     try:
-        envs = _made(*inbox.get())
+        content, numbers = inbox.get()
+        task, registered = from_bytes(content, [])
+        envs = Sequential(task, numbers)
+        check_registration(task, registered)  # not of the script that runs, or of a notebook
     except Exception as error:
         text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
         processes.send(
@@ -151,11 +153,3 @@ def work(descriptor: str) -> None:
         envs.close()
     sys.stdout.flush()
     os._exit(0)  # without the second in which an interpreter takes torch down
-
-
-def _made(content: bytes, numbers: range) -> Sequential:
-    task, registered = pickle.loads(content)  # not of the script that runs, or of a notebook
-    envs = Sequential(task, numbers)
-    if registration(task) != registered:
-        raise UserError(f"{task.env_id} is registered as another one there")
-    return envs
