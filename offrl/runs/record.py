@@ -180,7 +180,7 @@ def directory(config: TrainConfig, dataset: Dataset) -> Path:
     for part, kind in {"dataset": DatasetConfig, "encoder": EncoderConfig, "algo": type(config.algo)}.items():
         default, later = _defaults(kind), LATER[part]
         if settings[part].get("representation") == "none":  # what it has besides is of algorithms that had it before
-            later = (*later, "representation", "latent", "horizon")
+            later = (*later, "representation", "representation_horizon", "latent")
         settings[part] = {k: v for k, v in settings[part].items() if k not in later or v != default[k]}
     if config.encoder == EncoderConfig():
         del settings["encoder"]

@@ -29,7 +29,7 @@ H, B = 3, 8
 def make(name: str, **settings: Any) -> tuple[Any, TrainState, dict[str, Tensor]]:
     """The algorithm, a state in which targets differ from what they follow, and a batch with terminals."""
     kind = registry.get("algo", name)
-    small = {"hidden": [5, 7], "latent": LATENT, "horizon": H, "representation": "mrq", "discount": 0.9}
+    small = {"hidden": [5, 7], "latent": LATENT, "representation_horizon": H, "representation": "mrq", "discount": 0.9}
     algorithm = kind(kind.Config(**{**small, **settings}), SPEC)
     state, g = algorithm.init(2), torch.Generator().manual_seed(1)
     for params in (*state.params.values(), *state.target.values()):

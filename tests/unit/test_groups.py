@@ -16,7 +16,7 @@ from offrl.settings.train import TrainConfig
 from offrl.tuning.plan import flatten_names
 
 ALGORITHMS = [*known.index()["algorithms"]]
-SHOWN = {"iql": 19, "cql": 22, "combo": 25}  # lines of settings and groups, at most
+SHOWN = {"iql": 17, "cql": 22, "combo": 25}  # lines of settings and groups, at most
 MOST = 30
 
 

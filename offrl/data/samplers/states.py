@@ -113,7 +113,7 @@ class StateSampler:
         if not len(begins):
             raise UserError(
                 f"{dataset.spec.name}: no window of {self.length} states is in the data, of which at most "
-                f"{int(ahead.max())} follow one another; take a shorter one (algo.horizon, algo.length)"
+                f"{int(ahead.max())} follow one another: a smaller algo.horizon, length or representation_horizon"
             )
         weighted = None if dataset.weights is None else weighted_stretches(weights[rows[begins]], episode[begins])
         ends = (counts.cumsum(0) - 1)[episode[begins]] if self.past_end else None

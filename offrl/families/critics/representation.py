@@ -38,7 +38,7 @@ class RepresentationSettings:
         choices=("none", "mrq"),
     )
     latent: int = setting(512, "representation=mrq: numbers of a latent state, and of one with an action", low=1)
-    horizon: int = setting(5, "representation=mrq: steps that latents are predicted ahead", low=1)
+    representation_horizon: int = setting(5, "representation=mrq: steps that latents are predicted ahead", low=1)
 
 
 def encoders(spec: DataSpec, hidden: Sequence[int], latent: int, action_latent: int) -> dict[str, nn.Module]:
@@ -130,12 +130,12 @@ class Represented:
         c = self.config
         if not represents(c):
             return super().sampler()  # type: ignore[misc]
-        return StateSampler(max(c.horizon, c.n_step + 1) + 1, past_end=True)
+        return StateSampler(max(c.representation_horizon, c.n_step + 1) + 1, past_end=True)
 
     def prediction_loss(self, params: dict[str, Params], state: TrainState, batch: Batch) -> Loss:
         """See `prediction_errors`; those of rewards and terminals count 0.1."""
         target = state.target["encoder"]
-        dynamics, reward, ends = prediction_errors(self, params, target, batch, self.config.horizon)
+        dynamics, reward, ends = prediction_errors(self, params, target, batch, self.config.representation_horizon)
         metrics = {"model/dynamics": dynamics, "model/reward": reward, "model/termination": ends}
         return dynamics + WEIGHT * (reward + ends), metrics
 
