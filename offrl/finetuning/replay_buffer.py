@@ -185,8 +185,10 @@ class MixedBatches:
         count = self.from_data
         played = self._drawn(step, count, ring, stream)
         key = self._key(step, stream + 2, self.keys)
-        played_rows = sources.drawable(ring, self.sampler, len(self.keys))
-        counts = torch.from_numpy(played_rows).to(ring.device) + self.source.count  # [N]
+        counts = ring.counts
+        if sources.is_chain(self.sampler):
+            counts = torch.from_numpy(sources.drawable(ring, self.sampler, len(self.keys))).to(ring.device)
+        counts = counts + self.source.count  # [N]
         from_data = vmap(lambda k, n: rng.randint(k, (count,), n))(key, counts) < self.source.count  # [N, B]
         return _merged(
             lambda v, w: torch.where(from_data.reshape(*from_data.shape, *[1] * (v.ndim - 2)), v, w), data, played
