@@ -35,7 +35,7 @@ from offrl.data import load_dataset  # noqa: E402
 from offrl.evaluation.evaluator import Evaluator  # noqa: E402
 from offrl.figures import curves as plots  # noqa: E402
 from offrl.finetuning.outcome import EARLY  # noqa: E402
-from offrl.finetuning.summary import picture  # noqa: E402
+from offrl.finetuning.summary import FILE, picture  # noqa: E402
 from offrl.runs.log import SCORE_COLUMNS  # noqa: E402
 from offrl.runs.record import SCORES  # noqa: E402
 from offrl.runs.tables import interval_text  # noqa: E402
@@ -186,8 +186,8 @@ def score_sb3(
                     model.learn(more, reset_num_timesteps=False)
                 row = evaluator([_Greedy(model, scale)], [seed]).rows()[0]
                 scores = {name: row[name] for name in ("return_mean", "score")}
-                about = {"step": step, "seed": seed, "episodes": scoring.episodes, "dataset": ""}
-                rows.append({**about, **scores, **asdict(evaluator.provenance)})
+                identity = {"step": step, "seed": seed, "episodes": scoring.episodes, "dataset": ""}
+                rows.append({**identity, **scores, **asdict(evaluator.provenance)})
         part.write_text(json.dumps(rows))
     records = [row for path in sorted(folder.glob("seed_*.json")) for row in json.loads(path.read_text())]
     with open(folder / SCORES, "w", newline="") as file:
@@ -259,11 +259,28 @@ def table(out: Path) -> None:
             online,
         ]
         lines.append(f"| {label}, {steps[-1]:,} steps | {len(every)} | {' | '.join(cells)} |")
-    text = "\n".join(lines) + "\n"
+    text = "\n".join([*lines, "", *outcomes({label: path.parent for label, path in files.items()})]) + "\n"
     (out / "finetune.md").write_text(text)
     print(text)
     if files:
         picture(files, out / "finetune.png", title="Fine-tuning", column="return_mean")
+
+
+def outcomes(runs: dict[str, Path]) -> list[str]:
+    """A table of what finetune.json says of the runs that have one, and of how far below step 0 a score ever was."""
+    names = {"offline": 1, "fall": 1, "final": 1, "gain": 1, "regret_area": 2, "regret_play": 2}  # digits
+    lines = [f"| scores | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for label, folder in runs.items():
+        if not (folder / FILE).exists():
+            continue
+        (result,) = json.loads((folder / FILE).read_text())
+        if result["unit"] != "score":
+            continue
+        (curves,) = plots.read_curves(folder / SCORES, "score").values()
+        result["fall"] = [c[0] - min(v for s, v in c.items() if s) for c in curves.values()]
+        cells = [interval_text(mean_interval(result[name]), digits) for name, digits in names.items()]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return lines
 
 
 if __name__ == "__main__":

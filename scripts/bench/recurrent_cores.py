@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from image_replicas import seconds
 
 import offrl
 from offrl import registry, rng
@@ -67,12 +67,6 @@ def whole_update(algorithm: Algorithm[Any], source: Any, batch_size: int) -> Cal
     step = Step(algorithm, source, batch_size=batch_size, replicas=1)
     state = stack([algorithm.init(0)])
     return lambda: step.run(state, {}, 0, 1)
-
-
-def seconds(run: Callable[[], object]) -> float:
-    start = time.process_time()
-    run()
-    return time.process_time() - start
 
 
 def main() -> None:
