@@ -48,6 +48,18 @@ OWN_LAYERS = ("crossq", "simbav2")  # which refuse LayerNorm
 # whose first update leaves a parameter as it is: LoRA's A learns once its B is no longer 0, layers once the heads are
 WAITING = ("director", "lamo", "rssm", "tdmpc2")
 LEARNER = {"actor_learning_rate": 3e-3, "polyak": 0.05, "horizon": 1, "critics": 2, "entropy_in_target": False}
+LATENT_MODEL = {
+    "length": 3,
+    "horizon": 1,
+    "recurrent_width": 32,
+    "groups": 8,
+    "classes": 8,
+    "width": 32,
+    "members": 1,
+    "penalty": 0.0,
+    "free_bits": 0.1,
+    "polyak": 0.05,
+}
 SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved within a second
     "act": {
         "length": 1,
@@ -147,34 +159,8 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
         "plan_particles": 4,
     },
     "qc": {"length": 2, "polyak": 0.05, "flow_steps": 5},
-    "rssm": {
-        "length": 3,
-        "horizon": 1,
-        "recurrent_width": 32,
-        "groups": 8,
-        "classes": 8,
-        "width": 32,
-        "members": 1,
-        "penalty": 0.0,
-        "free_bits": 0.1,
-        "polyak": 0.05,
-    },
-    "director": {
-        "length": 3,
-        "horizon": 2,
-        "goal_steps": 1,
-        "goal_groups": 4,
-        "goal_classes": 4,
-        "goal_kl": 4.0,
-        "recurrent_width": 32,
-        "groups": 8,
-        "classes": 8,
-        "width": 32,
-        "members": 1,
-        "penalty": 0.0,
-        "free_bits": 0.1,
-        "polyak": 0.05,
-    },
+    "rssm": LATENT_MODEL,
+    "director": LATENT_MODEL | {"horizon": 2, "goal_steps": 1, "goal_groups": 4, "goal_classes": 4, "goal_kl": 4.0},
     "sac_n": {"polyak": 0.05, "critics": 3},
     "simbav2": {"polyak": 0.05, "learning_rate": 3e-3},
     "sequence_rl": {
