@@ -86,7 +86,9 @@ class FirstStep(nn.Module):
 @register("algo", "fast_td3")
 class FastTD3(TD3[FastTD3Config]):
     """TD3 with critics of a distribution of returns, decay of all weights and no target actor, for many environments
-    and few large batches. Targets move at every update, the actor at every second one, by the critics that just moved.
+    and few large batches. The critics' loss is the cross-entropy of the projection of r + gamma z, z of the target
+    critic with the smaller mean at (s', a'), summed over critics. Targets move at every update, the actor at every
+    second one, by the critics that just moved.
     """
 
     traits = replace(TD3.traits, targets=("critic",))
@@ -109,12 +111,6 @@ class FastTD3(TD3[FastTD3Config]):
     def next_action(self, state: TrainState, batch: Batch, key: Tensor) -> Tensor:
         """a' [B, A]: the actor's own action at s' with clipped noise, without a target actor."""
         return super().next_action(state._replace(target={**state.target, "actor": state.params["actor"]}), batch, key)
-
-    def critic_loss(self, critic: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
-        """Cross-entropy of the projection of r + gamma z, z of the target critic with the smaller mean at (s', a'),
-        summed over critics.
-        """
-        return super().critic_loss(critic, state, batch, key)
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch) -> Loss:
         """-E min_i Q_i(s, pi(s))."""
