@@ -54,12 +54,20 @@ class Evaluator:
         self._told: set[str] = set()
         self._tell = tell or self._warn_once
         count = len(task.starts)
-        # a fact of the settings: an evaluation process need not repeat it
-        if count and config.episodes % count and tell is None:
+        if tell is not None:  # what follows are facts of the settings: an evaluation process need not repeat them
+            return
+        if count and config.episodes % count:
             self._warn_once(
                 "starts",
                 f"{config.episodes} episodes play some of its {count} starts more often than others: take a multiple "
                 f"of {count}",
+            )
+        whole = episode_limit(env, task, None)
+        if self.provenance.reference and limit is not None and (whole is None or limit < whole):
+            self._warn_once(
+                "cut",
+                f"max_steps={limit} cuts the episodes, and its scores 0 and 100 are returns of episodes of "
+                f"{whole or 'any number of'} steps: compare returns, not scores",
             )
 
     def __enter__(self) -> Evaluator:

@@ -313,6 +313,11 @@ def test_limits_on_steps(capsys: pytest.CaptureFixture[str]) -> None:
     assert "eval.max_steps" in capsys.readouterr().err
     short = Task("pendulum", env_id="Pendulum-v1", max_episode_steps=20)
     assert evaluate([Constant(0.0)], [0], short, EvalConfig(episodes=1)).lengths.tolist() == [[20]]
+    scored = Task("pendulum", env_id="Pendulum-v1", ref_min=-1_000.0, ref_max=0.0)
+    for limit in (5, 200):  # the environment's own is 200
+        evaluate([Constant(0.0)], [0], scored, EvalConfig(episodes=1, max_steps=limit))
+        said = "max_steps=5 cuts the episodes, and its scores 0 and 100 are returns of episodes of 200 steps"
+        assert (said in capsys.readouterr().err) == (limit == 5)
 
 
 def test_unknown_environments_name_the_nearest() -> None:
