@@ -46,8 +46,9 @@ class FinetuneConfig:
     backend: str = setting(
         "sequential",
         "sequential: the environments are stepped one after the other, in the process that learns; processes: by a "
-        "process for each core, which pays where a step takes long; never changes a number",
-        choices=("sequential", "processes"),
+        "process for each core, which pays where a step takes long; threads: by a thread for each core, Gymnasium's "
+        "plain MuJoCo robots alone; never changes a number",
+        choices=("sequential", "processes", "threads"),
     )
     mixing: Any = setting(
         "auto",

@@ -100,10 +100,13 @@ def cost_of(info: Any) -> float:
 
 
 @contextlib.contextmanager
-def mujoco_warnings() -> Iterator[list[str]]:
+def mujoco_warnings(into: Any = None) -> Iterator[list[str]]:
     """Collect MuJoCo's warnings of unstable physics, after which it silently resets, in a list; else they would go to a
-    MUJOCO_LOG.TXT in the current folder. Whoever steps an environment looks at the list and empties it."""
-    messages: list[str] = []
+    MUJOCO_LOG.TXT in the current folder. Whoever steps an environment looks at the list and empties it.
+
+    into: what to append them to, where it is no new list.
+    """
+    messages: Any = [] if into is None else into
     mujoco: Any = sys.modules.get("mujoco")  # absent: none of the environments uses it
     if mujoco is None:
         yield messages

@@ -24,6 +24,7 @@ from offrl.finetuning.play.backends import Beginning, EnvFailed, Sequential
 from offrl.finetuning.play.interventions import Interventions
 from offrl.finetuning.play.snapshots import TASK, Snapshots
 from offrl.finetuning.play.success import SuccessRewards
+from offrl.finetuning.play.threads import Threads
 from offrl.finetuning.play.turns import Ended, Seat, Turn, blank, check_goal, first_row, running, start_seed
 from offrl.finetuning.play.workers import Workers
 from offrl.tasks.environments import action_kind, episode_limit, flattener, make_env, to_space
@@ -47,8 +48,8 @@ class Play:
         backend: str = "sequential",
     ) -> None:
         """seeds: of the replicas. seed: of the start states. margin: actions stay in +-(1 - margin), as the data's.
-        interventions: who may act in the policies' place. backend: who steps the environments, "sequential" or
-        "processes"; what comes of it is the same.
+        interventions: who may act in the policies' place. backend: who steps the environments, "sequential",
+        "processes" or "threads"; what comes of it is the same.
 
         Raises UserError where the environment cannot be made or does not fit `spec`.
         """
@@ -77,7 +78,10 @@ class Play:
                 )
             self.seats = [Seat(n, s, e) for n, s in enumerate(seeds) for e in range(envs)]
             numbers = range(len(self.seats))
-            self.backend = Workers(task, len(numbers)) if backend == "processes" else Sequential(task, numbers)
+            if backend == "processes":
+                self.backend: Workers | Sequential = Workers(task, len(numbers))
+            else:
+                self.backend = (Threads if backend == "threads" else Sequential)(task, numbers)
             self._stack.callback(self.backend.close)
         except BaseException:
             self.close()
