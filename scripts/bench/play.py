@@ -1,11 +1,13 @@
 """Environment steps per second of play in `offrl finetune`, beside Stable-Baselines3's vectors, by turns.
 
     python scripts/bench/play.py [--env Pendulum-v1 Hopper-v5 Humanoid-v5] [--envs 1 16] [--steps 1600] [--repeats 5]
+        [--only sequential processes threads]
 
 Prints a Markdown table of medians: by the seconds that passed, and by those that were computed, which is what as many
-undisturbed cores would need, but for the waking of processes: the asking process's, and the sum of its workers' over
-the cores that they have. All take the same random actions, and nothing learns; it stops where `processes` plays other
-numbers than `sequential`.
+undisturbed cores would need, but for the waking of processes and threads: the asking thread's, whose share is as large
+as that of threads beside it, and the sum of its processes' over the cores that they have. All take the same random
+actions, and nothing learns; it stops where another back end plays other numbers than `sequential`. The last line has
+the machine's load before and after.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -27,45 +29,47 @@ from offrl.finetuning.start import spec_of
 from offrl.settings.evaluation import cores
 from offrl.tasks.task import Task
 
-COLUMNS = ("sequential", "processes", "DummyVecEnv", "SubprocVecEnv")
+BACKENDS = ("sequential", "processes", "threads")
+VECTORS = ("DummyVecEnv", "SubprocVecEnv")
 
 
-def measure(env_id: str, envs: int, steps: int, repeats: int) -> list[str]:
+def measure(env_id: str, envs: int, steps: int, repeats: int, columns: Sequence[str]) -> list[str]:
     """Two lines of the table."""
     spec, task = spec_of(Task(env_id, env_id=env_id))
-    plays = {name: Play(task, spec, (0,), envs, 0, None, backend=name) for name in COLUMNS[:2]}
-    makers = [lambda: gym.make(env_id)] * envs
-    dummy, subproc = DummyVecEnv(makers), SubprocVecEnv(makers, start_method="fork")
     low, high = spec.action_bounds
     actions = np.random.default_rng(0).uniform(-1, 1, (steps // envs, envs, spec.action_dim)).astype(np.float32)
     sent = low + (actions + 1) * (high - low) / 2
-    run: dict[str, tuple[Callable[[Any], Any], np.ndarray, list[int]]] = {
-        "sequential": (plays["sequential"].step, actions, []),
-        "processes": (plays["processes"].step, actions, [p.pid for p, _ in plays["processes"].backend.workers]),  # type: ignore[union-attr]
-        "DummyVecEnv": (dummy.step, sent, []),
-        "SubprocVecEnv": (subproc.step, sent, [p.pid for p in subproc.processes]),
-    }
-    for thing in plays.values():
-        thing.begin()
-    dummy.reset(), subproc.reset()
-    passed: dict[str, list[float]] = {name: [] for name in COLUMNS}
-    used: dict[str, list[float]] = {name: [] for name in COLUMNS}
+    makers = [lambda: gym.make(env_id)] * envs
+    run: dict[str, tuple[Any, np.ndarray, list[int]]] = {}  # who steps, the actions, the processes that help
+    for name in columns:
+        if name in BACKENDS:
+            play = Play(task, spec, (0,), envs, 0, None, backend=name)
+            run[name] = play, actions, [p.pid for p, _ in getattr(play.backend, "workers", [])]
+            play.begin()
+        else:
+            vector = DummyVecEnv(makers) if name == "DummyVecEnv" else SubprocVecEnv(makers, start_method="fork")
+            run[name] = vector, sent, [p.pid for p in getattr(vector, "processes", [])]
+            vector.reset()
+    passed: dict[str, list[float]] = {name: [] for name in columns}
+    used: dict[str, list[float]] = {name: [] for name in columns}
     for repeat in range(repeats + 1):
-        for name, (step, rows, pids) in run.items():
-            start, before = time.perf_counter(), [computed(pid) for pid in (os.getpid(), *pids)]
+        for name, (stepper, rows, pids) in run.items():
+            start, before = time.perf_counter(), [time.thread_time(), *map(computed, pids)]
             for row in rows:
-                step(row)
+                stepper.step(row)
             seconds = time.perf_counter() - start
-            own, *others = (computed(pid) - n for pid, n in zip((os.getpid(), *pids), before, strict=True))
+            after = [time.thread_time(), *map(computed, pids)]
+            asking, *others = (now - then for now, then in zip(after, before, strict=True))
             if repeat:  # the first one warms up
                 passed[name].append(actions.shape[0] * envs / seconds)
-                used[name].append(actions.shape[0] * envs / (own + sum(others) / max(1, min(cores(), len(others)))))
-        if plays["processes"].current.tobytes() != plays["sequential"].current.tobytes():
-            raise SystemExit(f"{env_id}: the observations of processes are not those of sequential")
-    for thing in (*plays.values(), dummy, subproc):
-        thing.close()
+                used[name].append(actions.shape[0] * envs / (asking + sum(others) / max(1, min(cores(), len(others)))))
+        played = {name: stepper.current.tobytes() for name, (stepper, *_) in run.items() if name in BACKENDS}
+        if len({*played.values()}) > 1:
+            raise SystemExit(f"{env_id}: the observations of {', '.join(played)} are not the same")
+    for stepper, *_ in reversed(run.values()):
+        stepper.close()
     return [
-        f"| {env_id} | {envs} | {how} | {' | '.join(f'{statistics.median(rates[n]):,.0f}' for n in COLUMNS)} |"
+        f"| {env_id} | {envs} | {how} | {' | '.join(f'{statistics.median(rates[n]):,.0f}' for n in columns)} |"
         for how, rates in (("passed", passed), ("computed", used))
     ]
 
@@ -76,11 +80,14 @@ def main() -> None:
     parser.add_argument("--envs", type=int, nargs="*", default=[1, 16])
     parser.add_argument("--steps", type=int, default=1600, help="of all environments, in each turn")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", nargs="*", choices=(*BACKENDS, *VECTORS), default=[*BACKENDS[:2], *VECTORS])
     options = parser.parse_args()
-    print(f"| Environment | Side by side | Seconds | {' | '.join(COLUMNS)} |\n{'|---' * 7}|")
+    before = os.getloadavg()[0]
+    print(f"| Environment | Side by side | Seconds | {' | '.join(options.only)} |\n{'|---' * (3 + len(options.only))}|")
     for env_id in options.env:
         for envs in options.envs:
-            print(*measure(env_id, envs, options.steps, options.repeats), sep="\n", flush=True)
+            print(*measure(env_id, envs, options.steps, options.repeats, options.only), sep="\n", flush=True)
+    print(f"\nLoad of the machine's {os.cpu_count()} cores: {before:.1f} before, {os.getloadavg()[0]:.1f} after")
 
 
 if __name__ == "__main__":
