@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from offrl import rng
 from offrl.algorithm import TrainState, select, with_config
 from offrl.errors import UserError
-from offrl.finetuning.replay_buffer import MixedBatches
+from offrl.finetuning.replay.batches import MixedBatches
 from offrl.nn.encoders.streams import ENCODER
 from offrl.settings.replicas import Replica
 from offrl.system import backend

@@ -24,9 +24,10 @@ from offrl.finetuning.play.environments import Play
 from offrl.finetuning.play.interventions import Interventions
 from offrl.finetuning.play.snapshots import load as load_snapshots
 from offrl.finetuning.play.turns import Turn
-from offrl.finetuning.replay_buffer import INTERVENTIONS, MixedBatches, Replay, Ring
+from offrl.finetuning.replay.batches import MixedBatches
+from offrl.finetuning.replay.ring import INTERVENTIONS, Replay, Ring
+from offrl.finetuning.replay.sources import is_chain
 from offrl.finetuning.session import OnlineLoop
-from offrl.finetuning.sources import is_chain
 from offrl.finetuning.start import Start, online_lines
 from offrl.finetuning.transitions import Rows, columns_for, normal, returns_of
 from offrl.finetuning.windows import INTERVENTION

@@ -19,7 +19,7 @@ from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, check_goals, ch
 from offrl.finetuning.on_policy.policies import begin as begin_on_policy
 from offrl.finetuning.on_policy.residual import begin as begin_residual
 from offrl.finetuning.play.success import SuccessRewards
-from offrl.finetuning.sources import is_chain
+from offrl.finetuning.replay.sources import is_chain
 from offrl.finetuning.start import (
     KIND,
     Factory,

@@ -23,8 +23,8 @@ from offrl.errors import UserError
 from offrl.evaluation import streams
 from offrl.evaluation.past import acted, begin, push
 from offrl.finetuning.play.turns import Turn
-from offrl.finetuning.replay_buffer import Column
-from offrl.finetuning.sources import LAST, is_chain
+from offrl.finetuning.replay.ring import Column
+from offrl.finetuning.replay.sources import LAST, is_chain
 from offrl.finetuning.windows import INTERVENTION, windows_of
 from offrl.tasks.entries import VECTOR
 

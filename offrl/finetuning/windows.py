@@ -26,7 +26,7 @@ from offrl.data.samplers.states import (
     StateSampler,
 )
 from offrl.data.samplers.transitions import AT_END, FOLLOWING, SPAN, VALID
-from offrl.finetuning.replay_buffer import Column
+from offrl.finetuning.replay.ring import Column
 
 Row = dict[str, Any]
 OBSERVED = "observations"
@@ -101,7 +101,8 @@ class RingWindows:
 
 class RingStates:
     """The states of K environments for a StateSampler: rows go in, in order, and come out as "strict" windows that
-    begin at each state, or for "chain" as single states, of which `offrl.finetuning.sources.chains` makes windows.
+    begin at each state, or for "chain" as single states, of which `offrl.finetuning.replay.sources.chains` makes
+    windows.
     """
 
     def __init__(self, sampler: StateSampler, environments: int) -> None:

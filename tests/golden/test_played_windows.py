@@ -20,10 +20,11 @@ from offrl.data.dataset import Dataset
 from offrl.data.samplers.chunks import WHOLE, ChunkSampler
 from offrl.data.samplers.states import StateSampler
 from offrl.data.samplers.transitions import SPAN, VALID, TransitionSampler
-from offrl.finetuning import sources
 from offrl.finetuning.learner import Learner
 from offrl.finetuning.play.turns import Turn
-from offrl.finetuning.replay_buffer import MixedBatches, Ring
+from offrl.finetuning.replay import sources
+from offrl.finetuning.replay.batches import MixedBatches
+from offrl.finetuning.replay.ring import Ring
 from offrl.finetuning.transitions import Rows, columns_for, returns_of
 from offrl.settings.replicas import Replica
 from offrl.training.engine import Plan, first_state

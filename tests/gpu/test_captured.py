@@ -19,7 +19,8 @@ from offrl.algorithm import select, stack
 from offrl.algorithms.breeze.implicit_reward import RIDGE, inverse_by_products
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.finetuning.learner import Learner
-from offrl.finetuning.replay_buffer import MixedBatches, Ring
+from offrl.finetuning.replay.batches import MixedBatches
+from offrl.finetuning.replay.ring import Ring
 from offrl.nn.representations.quasimetric import _running_maximum
 from offrl.settings.replicas import Replica
 from offrl.system import backend

@@ -32,7 +32,8 @@ from offrl.data.samplers.goals import (
 from offrl.errors import UserError
 from offrl.finetuning import summary
 from offrl.finetuning.play.environments import Play
-from offrl.finetuning.replay_buffer import MixedBatches, Ring
+from offrl.finetuning.replay.batches import MixedBatches
+from offrl.finetuning.replay.ring import Ring
 from offrl.finetuning.transitions import Rows, columns_for, returns_of
 from offrl.system import files as checkpoint
 from offrl.tasks.task import Task

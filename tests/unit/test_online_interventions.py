@@ -23,7 +23,8 @@ from offrl.errors import UserError
 from offrl.finetuning import summary
 from offrl.finetuning.play.environments import Play
 from offrl.finetuning.play.interventions import Interventions
-from offrl.finetuning.replay_buffer import MixedBatches, Ring
+from offrl.finetuning.replay.batches import MixedBatches
+from offrl.finetuning.replay.ring import Ring
 from offrl.finetuning.transitions import Rows, columns_for, returns_of
 from offrl.finetuning.windows import INTERVENTION
 from offrl.system import files as checkpoint

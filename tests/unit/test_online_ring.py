@@ -13,7 +13,8 @@ from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.transitions import TransitionSampler
 from offrl.errors import UserError
-from offrl.finetuning.replay_buffer import Column, MixedBatches, Replay, Ring
+from offrl.finetuning.replay.batches import MixedBatches
+from offrl.finetuning.replay.ring import Column, Replay, Ring
 
 COLUMNS: dict[str, Column] = {
     "observations": ((2,), torch.float32),

@@ -25,7 +25,7 @@ from offrl.errors import UserError
 from offrl.finetuning import setup
 from offrl.finetuning import summary as outcome
 from offrl.finetuning.learner import Learner
-from offrl.finetuning.replay_buffer import MixedBatches
+from offrl.finetuning.replay.batches import MixedBatches
 from offrl.system import files as checkpoint
 
 SMALL: dict[str, Any] = {

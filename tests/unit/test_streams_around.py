@@ -29,7 +29,8 @@ from offrl.envs.drawn import TASKS, WORLDS
 from offrl.errors import UserError
 from offrl.finetuning.play.environments import Play
 from offrl.finetuning.play.turns import Turn
-from offrl.finetuning.replay_buffer import MixedBatches, Ring
+from offrl.finetuning.replay.batches import MixedBatches
+from offrl.finetuning.replay.ring import Ring
 from offrl.finetuning.start import spec_of
 from offrl.finetuning.transitions import Rows, columns_for, returns_of
 from offrl.interop import policies
@@ -137,7 +138,7 @@ def test_batches_of_data_and_play_have_the_same_streams(mixing: float | None) ->
 
 
 def test_the_ring_says_what_it_needs_before_it_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offrl.finetuning.replay_buffer.free_bytes", lambda: 1e6)
+    monkeypatch.setattr("offrl.finetuning.replay.ring.free_bytes", lambda: 1e6)
     with pytest.raises(UserError, match=r"1,000 transitions .* need 0.0 GB; set a smaller capacity="):
         Ring({"observations/front": ((64, 64, 9), torch.uint8)}, 1, 1000, torch.device("cpu"))
 

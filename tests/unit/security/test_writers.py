@@ -46,7 +46,7 @@ ALLOWED = {
     "offrl/runs/results.py": {"target.with_suffix('.parquet').unlink": OWN},
     "offrl/benchmark/run.py": {"(folder / plan.CELLS / plan.STOP).unlink": OWN},
     "offrl/collect/train.py": {"path.unlink": OWN, "snapshot.path.unlink": OWN},
-    "offrl/finetuning/replay_buffer.py": {"self._path(first).unlink": OWN},
+    "offrl/finetuning/replay/ring.py": {"self._path(first).unlink": OWN},
     "offrl/export/write.py": {"path.unlink": OWN},
     "offrl/data/memory.py": {
         "open": FRESH,

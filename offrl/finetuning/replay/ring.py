@@ -1,28 +1,21 @@
-"""Replay buffers: a ring of played transitions for each replica, on the device, and batches mixed of those and the
-data's.
-"""
+"""Replay buffers: a ring of played transitions for each replica, on the device, and the files that hold its rows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import vmap
 
-from offrl import rng
 from offrl.data.memory import free_bytes
-from offrl.data.samplers.goals import GoalSampler
-from offrl.data.samplers.tables import Experience, Packed, nested, split
-from offrl.data.samplers.transitions import Batch, Sampler
+from offrl.data.samplers.tables import Packed, nested
+from offrl.data.samplers.transitions import Batch
 from offrl.errors import UserError
-from offrl.finetuning import sources
+from offrl.finetuning.replay.sources import LAST
 from offrl.system import files as checkpoint
-from offrl.system.backend import move
 
 # of a run directory: the rows in the order in which they came, a file for each checkpoint
 FOLDER, INTERVENTIONS = "replay", "interventions"
@@ -84,7 +77,7 @@ class Ring:
         self.packed.table[index] = torch.from_numpy(np.concatenate(flat, 1)).to(self.device)
         for name, column in self.apart.items():
             values = np.asarray(rows[name])[keep]
-            if name == sources.LAST:
+            if name == LAST:
                 values = (values + slots[keep] % self.capacity).astype(np.int32)
             column[index] = torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
         self.counts.copy_(torch.from_numpy(np.minimum(self.total, self.capacity)))
@@ -98,118 +91,6 @@ class Ring:
         index = slots.reshape(-1)
         columns = self.packed.take(index) | {name: column[index] for name, column in self.apart.items()}
         return nested({name: columns[name].reshape(*slots.shape, *shape) for name, (shape, _) in self.columns.items()})
-
-
-class MixedBatches:
-    """The batches of `offrl.training.step.Step`: rows of the data and of the ring. Interventions count as data, as
-    HIL-SERL's demonstrations do (arXiv 2410.21845).
-
-    Which rows is a pure function of the replica's key, the number of the update and how many rows there are.
-    """
-
-    def __init__(
-        self,
-        ring: Ring,
-        sampler: Sampler,
-        source: Any,
-        keys: Tensor,
-        batch_size: int,
-        mixing: float | None,
-        interventions: Ring | None = None,
-        change: Callable[[Batch], Batch] | None = None,
-    ) -> None:
-        """source: what `sampler` prepared of the data; None where there are none, and mixing is 0. keys [N]: of the
-        replicas. mixing: the share of each batch that is the data's; None: both in proportion to their rows.
-        interventions: the ring's rows that count as the data's where mixing is a share. change: what batches without
-        data go through."""
-        self.ring, self.sampler, self.source, self.mixing = ring, sampler, source, mixing
-        self.interventions, self.change = interventions, change
-        self.size, self.from_data = batch_size, batch_size if mixing is None else round(mixing * batch_size)
-        self.keys = keys.to(ring.device)
-        where = ring.device if source is None else _device(source)
-        self.data_keys = keys.to(where)
-
-    @property
-    def ready(self) -> bool:
-        """Whether every replica has played enough to draw from."""
-        return bool((sources.drawable(self.ring, self.sampler, len(self.keys)) > 0).all())
-
-    def get(self, step: int) -> Batch:
-        """The batch of update `step` for all replicas, [N, B, ...] on the device: first the data's rows, then the
-        ring's.
-        """
-        if self.from_data == 0:
-            played = self._drawn(step, self.size, self.ring, 0)
-            return played if self.change is None else self.change(played)
-        data = self._of_data(step)
-        if self.mixing is None:
-            return self._union(step, data, self.ring, 0)
-        if self.interventions is not None:
-            data = self._union(step, data, self.interventions, 3)
-        if self.from_data == self.size:
-            return data
-        played = self._drawn(step, self.size - self.from_data, self.ring, 0)
-        return _merged(lambda v, w: torch.cat([v, w], 1), data, played)
-
-    def experience(self) -> Experience:
-        """The rows of every replica as they are now, [N, ...]; the data's where batches hold some. Raises UserError for
-        data on the disk."""
-        ring, count = self.ring, self.ring.replicas
-        played = split(ring.packed.table, ring.packed.layout) | ring.apart
-        data: Batch = {}
-        if self.from_data:
-            if not isinstance(self.source.table, Packed):
-                raise UserError("a model learns from data in memory alone: raise dataset.memory_limit, or mixing=0")
-            data = split(self.source.table.table, self.source.table.layout)
-        return Experience(
-            {name: column.to(ring.device).expand(count, *column.shape) for name, column in data.items()},
-            {name: column.reshape(count, ring.capacity, *column.shape[1:]) for name, column in played.items()},
-            ring.counts,
-        )
-
-    @staticmethod
-    def _key(step: int, stream: int, keys: Tensor) -> Tensor:
-        return rng.fold_in(rng.split(rng.fold_in(keys, step))[0], stream)
-
-    def _drawn(self, step: int, count: int, ring: Ring, stream: int) -> Batch:
-        """Rows of a ring, [N, count, ...]."""
-        keys = self._key(step, stream, self.keys)
-        if isinstance(self.sampler, GoalSampler):
-            return sources.goals(ring, self.sampler, keys, count)
-        if sources.is_chain(self.sampler):
-            return sources.chains(ring, self.sampler, keys, count)
-        return ring.take(vmap(lambda k, n: rng.randint(k, (count,), n))(keys, ring.counts))
-
-    def _union(self, step: int, data: Batch, ring: Ring, stream: int) -> Batch:
-        """As many rows as `data` has, of both in proportion to how many rows there are."""
-        count = self.from_data
-        played = self._drawn(step, count, ring, stream)
-        key = self._key(step, stream + 2, self.keys)
-        counts = ring.counts
-        if sources.is_chain(self.sampler):
-            counts = torch.from_numpy(sources.drawable(ring, self.sampler, len(self.keys))).to(ring.device)
-        counts = counts + self.source.count  # [N]
-        from_data = vmap(lambda k, n: rng.randint(k, (count,), n))(key, counts) < self.source.count  # [N, B]
-        return _merged(
-            lambda v, w: torch.where(from_data.reshape(*from_data.shape, *[1] * (v.ndim - 2)), v, w), data, played
-        )
-
-    def _of_data(self, step: int) -> Batch:
-        batch = vmap(lambda k: self.sampler(self.source, k, self.from_data))(self._key(step, 1, self.data_keys))
-        return cast(Batch, move(batch, self.ring.device))
-
-
-def _merged(function: Callable[[Tensor, Tensor], Tensor], data: Any, played: Any) -> Any:
-    """A batch of two, also of the streams in it."""
-    if not isinstance(data, dict):
-        return function(data, played)
-    return {name: _merged(function, data[name], played[name]) for name in data}
-
-
-def _device(source: Any) -> torch.device:
-    """The device of a sampler's prepared columns."""
-    table = getattr(source, "table", None)
-    return next(iter(source.columns.values())).device if table is None else table.device
 
 
 class Replay:

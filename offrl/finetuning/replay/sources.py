@@ -16,7 +16,7 @@ from offrl.data.samplers.tables import Packed
 from offrl.data.samplers.transitions import Batch
 
 if TYPE_CHECKING:
-    from offrl.finetuning.replay_buffer import Ring
+    from offrl.finetuning.replay.ring import Ring
 
 # Of a row: how many rows of its episode follow. An episode's rows come together, when it has ended, and none is ever
 # overwritten, so that the ring can hold the slot of its last row instead.
