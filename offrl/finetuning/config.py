@@ -12,9 +12,10 @@ from offrl.settings.evaluation import MOST_PROCESSES, EvalConfig
 from offrl.settings.field import setting
 from offrl.settings.train import CheckpointConfig
 
-FROM_SCRATCH_WARMUP = 1_000
+WARMUP = 1_000  # steps before the first update from fresh parameters, or before networks tell play from data
 ENVIRONMENTS = {"transitions": 1, "residual": 16, "expansion": 1, "on_policy": 16}  # unless `envs` says otherwise
 STARTS = ("start_steps", "start_limit", "start_share")  # settings of starts=data
+BALANCE = ("replay_temperature", "replay_fresh")  # of replay=balanced
 # what an algorithm's `finetune` block may say besides settings of its own
 CONVENTIONS = ("mixing", "update_every", "noise", "warmup", "utd", "normalize", "envs")
 
@@ -56,6 +57,22 @@ class FinetuneConfig:
         "union of both, in proportion; auto: what the algorithm is used with (AWAC, IQL and its relatives: null, the "
         "others: 0.5)",
     )
+    replay: str = setting(
+        "uniform",
+        "uniform: batches of data and play as mixing= says; balanced: each row in proportion to a power of how much "
+        "likelier it is in play than in the data, which a network learns along (Off2OnRL)",
+        choices=("uniform", "balanced"),
+    )
+    replay_temperature: float = setting(
+        5.0, "of replay=balanced: rows count with the ratio of densities to the power of 1/this", above=0.0
+    )
+    replay_fresh: float = setting(
+        0.5,
+        "of replay=balanced: share of each batch for the newest 1,000 rows of play; once there are more of play, by so "
+        "much less",
+        low=0.0,
+        high=1.0,
+    )
     utd: float | None = setting(
         None,
         "updates for each environment step; null: what the algorithm is used with (MBPO: 20, FastTD3: 2/envs, the "
@@ -65,7 +82,7 @@ class FinetuneConfig:
     warmup: int | None = setting(
         None,
         "environment steps before the first update; null: what the algorithm is used with (WSRL, MBPO: 5,000; the "
-        "others: 0, or 1,000 from fresh parameters)",
+        "others: 0, or 1,000 from fresh parameters and with replay=balanced)",
         low=0,
     )
     update_every: Any = setting(
@@ -172,6 +189,9 @@ def choose(
         k: online.get(k, default) if getattr(config, k) == "auto" else getattr(config, k)
         for k, default in defaults.items()
     }
+    if config.replay == "balanced":
+        check_mixing(config.mixing, without_data)
+        chosen["mixing"] = None
     mixing, update_every, noise = (chosen[k] for k in defaults)
     if mixing is not None and not (_number(mixing) and 0.0 <= mixing <= 1.0):
         raise UserError(f"mixing={mixing} must be auto, null, or a number from 0 (no data) to 1 (data only)")
@@ -198,7 +218,8 @@ def choose(
     chosen["mixing"] = None if mixing is None else float(mixing)
     chosen["update_every"] = update_every if update_every == "episode" else int(update_every)
     chosen["noise"] = None if noise is None else float(noise)
-    warmup = online.get("warmup", FROM_SCRATCH_WARMUP if fresh else 0) if config.warmup is None else config.warmup
+    first = WARMUP if fresh or config.replay == "balanced" else 0
+    warmup = online.get("warmup", first) if config.warmup is None else config.warmup
     if warmup >= config.steps:
         raise UserError(f"warmup={warmup} leaves no update in steps={config.steps}: more steps=, or a smaller warmup=")
     evaluation = (
@@ -207,9 +228,22 @@ def choose(
     if config.starts == "data" and config.start_steps is None:
         chosen["start_steps"] = -(-config.steps // 2)
     plain = FinetuneConfig()
-    if config.starts == "task" and (name := next((k for k in STARTS if getattr(config, k) != getattr(plain, k)), None)):
-        raise UserError(f"{name}={getattr(config, name)} is a setting of starts=data")
+    for owner, value, names in (("starts", "data", STARTS), ("replay", "balanced", BALANCE)):
+        changed = [k for k in names if getattr(config, k) != getattr(plain, k)]
+        if changed and getattr(config, owner) != value:
+            raise UserError(f"{changed[0]}={getattr(config, changed[0])} is a setting of {owner}={value}")
     return dataclasses.replace(config, **chosen, utd=utd, warmup=warmup, envs=envs, eval=evaluation)
+
+
+def check_mixing(mixing: Any, without_data: bool) -> None:
+    """Raise UserError where replay=balanced has nothing to balance, or does not decide alone. mixing: as it is set."""
+    if without_data or mixing == 0:
+        missing = "there are no data: dataset=NAME" if without_data else "mixing=0 leaves the data out"
+        raise UserError(f"replay=balanced weighs what is played against data, and {missing}")
+    if mixing not in ("auto", None):
+        raise UserError(
+            f"mixing={mixing}: replay=balanced decides itself how much of a batch is the data's: leave it out"
+        )
 
 
 def check_goals(config: FinetuneConfig, name: str) -> None:

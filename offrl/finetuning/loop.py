@@ -24,14 +24,12 @@ from offrl.finetuning.play.environments import Play
 from offrl.finetuning.play.interventions import Interventions
 from offrl.finetuning.play.snapshots import load as load_snapshots
 from offrl.finetuning.play.turns import Turn
-from offrl.finetuning.replay.batches import MixedBatches
-from offrl.finetuning.replay.ring import INTERVENTIONS, Replay, Ring
-from offrl.finetuning.replay.sources import is_chain
+from offrl.finetuning.replay.making import make_batches, make_replays
 from offrl.finetuning.session import OnlineLoop
 from offrl.finetuning.start import Start, online_lines
 from offrl.finetuning.transitions import Rows, columns_for, normal, returns_of
 from offrl.finetuning.windows import INTERVENTION
-from offrl.system import backend
+from offrl.system import backend, files
 from offrl.system.devices import pick_device
 from offrl.system.locks import exclusive
 from offrl.training.engine import Plan
@@ -110,28 +108,14 @@ class TransitionLoop(OnlineLoop):
         discount = start.data.discount_returns if start.data is not None else None
         discount = float(getattr(algorithm.config, "discount", 0.99)) if discount is None else discount
         self.rows = Rows(start.spec, columns, self.many, self.envs, returns_of(sampler, discount), sampler)
-        capacity, rings = min(config.capacity or self.steps, self.steps), self.many
-        if is_chain(sampler):  # states, those of each environment for themselves; an episode has one more than steps
-            capacity = min(config.capacity or 2 * self.steps, 2 * self.steps)
-            capacity, rings = math.ceil(capacity / self.envs), self.many * self.envs
-        self.ring = Ring(self.rows.columns, rings, capacity, self.device)
-        self.replays = [Replay(self.run_dir, self.ring)]
-        corrected = None
-        if config.interventions is not None and config.mixing:
-            corrected = Ring(self.rows.columns, self.many, capacity, self.device)
-            self.replays.append(Replay(self.run_dir, corrected, INTERVENTIONS))
+        self.replays = make_replays(start, self.rows.columns, self.steps, self.run_dir, self.device)
         self.intervened = torch.zeros(self.many, dtype=torch.float64)  # steps since the last line
         self.first = self.goal = self.updates = self.line_updates = int(state.step[0])
-        source = None
-        if start.dataset is not None:
-            source = sampler.prepare(start.dataset if start.dataset.mapped else start.dataset.to(self.device))
         self.statistics = None  # of what was observed, where they move
         if config.normalize == "running":
             self.statistics = MovingStatistics(start.spec, self.many, self.device)
         change = None if self.statistics is None else self.statistics.of_batch
-        self.batches = MixedBatches(
-            self.ring, sampler, source, state.key, algorithm.config.batch_size, config.mixing, corrected, change
-        )
+        self.batches = make_batches(start, self.replays, state.key, change)
         plan = Plan(algorithm, algorithm.config.batch_size, self.mode, config.precision, self.many)
         self.learner = Learner(plan, self.batches, self.replicas, self.device, start.fixed, start.anneal)
 
@@ -146,7 +130,8 @@ class TransitionLoop(OnlineLoop):
         start, config = self.start, self.config
         came = "fresh parameters" if start.parent is None else f"step {start.parent['step']:,} of {start.parent['run']}"
         batch = "real rows" if hasattr(start.algorithm.config, "real_share") else "batches"
-        mixing = {None: f"{batch} from the union of data and play", 0.0: "no data"}.get(
+        union = "balanced between" if config.replay == "balanced" else "from the union of"
+        mixing = {None: f"{batch} {union} data and play", 0.0: "no data"}.get(
             config.mixing, f"{config.mixing} of {batch.replace('batches', 'each batch')} data"
         )
         return (
@@ -199,11 +184,12 @@ class TransitionLoop(OnlineLoop):
             self.ended[:] = False
 
     def _played(self) -> dict[str, list[float]]:
+        of_batches = self.batches.means(self.updates - self.line_updates)
         if self.play.interventions is None:
-            return {}
+            return of_batches
         share = self.intervened / (self.t - self.lined)
         self.intervened = torch.zeros_like(self.intervened)
-        return {"online/interventions": share.tolist()}
+        return of_batches | {"online/interventions": share.tolist()}
 
     def _actions(self) -> np.ndarray:
         """One action for each environment: [K, A] or [K]."""
@@ -254,6 +240,7 @@ class TransitionLoop(OnlineLoop):
 
     def _holds(self) -> tuple[dict[str, Any], dict[str, Any]]:
         tensors = {"ended": torch.from_numpy(self.ended.copy()), "memory": self.learner.memory()}
+        tensors["batches"] = self.batches.state()
         if self.statistics is not None:
             tensors["statistics"] = self.statistics.state()
         return tensors | {"intervened": self.intervened.clone()}, {
@@ -263,10 +250,12 @@ class TransitionLoop(OnlineLoop):
 
     def _restore(self, saved: Saved) -> None:
         self.ended, self.intervened = saved.tensors["ended"].numpy().copy(), saved.tensors["intervened"]
+        tree = files.unflatten({"batches": self.batches.state()}, saved.tensors, saved.where)
+        self.batches.load(tree["batches"])
         if self.statistics is not None:
             self.statistics.load(part(saved.tensors, "statistics"))
-        for replay, files, rows in zip(self.replays, saved.meta["files"], saved.meta["rows"], strict=True):
-            replay.load(files, rows)
+        for replay, count, rows in zip(self.replays, saved.meta["files"], saved.meta["rows"], strict=True):
+            replay.load(count, rows)
 
     def _resume_play(self, saved: Saved, turns: list[Turn], restarted: list[int]) -> None:
         for turn in turns:

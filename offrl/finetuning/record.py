@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from offrl.errors import UserError
-from offrl.finetuning.config import FREE, STARTS
+from offrl.finetuning.config import BALANCE, FREE, STARTS
 from offrl.finetuning.start import KIND, Start
 from offrl.runs import record as runs
 from offrl.settings.diff import difference
@@ -61,6 +61,9 @@ def identity(start: Start) -> dict[str, Any]:
         values["success"] = start.success.classifier.digest()  # whatever its file holds by now
     if start.config.starts == "task":
         for name in ("starts", *STARTS):
+            del values["finetune"][name]
+    if start.config.replay == "uniform":
+        for name in ("replay", *BALANCE):
             del values["finetune"][name]
     if start.data is not None:
         values["dataset"] = without_places(start.data)

@@ -10,16 +10,15 @@ from typing import Any
 from offrl import registry
 from offrl.algorithm import Algorithm
 from offrl.data.dataset import Dataset
-from offrl.data.samplers.states import StateSampler
 from offrl.encoding import set_spec
 from offrl.errors import UserError, nearest, warn
 from offrl.families.goal_conditioned import GoalConditioned
 from offrl.finetuning import expansion
-from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, check_goals, check_length, check_memory, choose
+from offrl.finetuning.checks import check
+from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, choose
 from offrl.finetuning.on_policy.policies import begin as begin_on_policy
 from offrl.finetuning.on_policy.residual import begin as begin_residual
 from offrl.finetuning.play.success import SuccessRewards
-from offrl.finetuning.replay.sources import is_chain
 from offrl.finetuning.start import (
     KIND,
     Factory,
@@ -32,7 +31,6 @@ from offrl.finetuning.start import (
     spec_of,
     task_of,
 )
-from offrl.finetuning.transitions import columns_for
 from offrl.runs import record as runs
 from offrl.runs.run import SavedRun
 from offrl.runs.settings import run_settings
@@ -91,34 +89,9 @@ def begin(
         start = _fresh(config, other, dataset, env)
     if config.resume is None:
         start.user_settings = {k: v for k, v in settings.items() if k not in ("name", "runs_dir")}
-    if not start.algorithm.traits.on_policy:
-        # refuses what is not played
-        sampler = start.algorithm.sampler()
-        columns_for(start.spec, sampler, start.algorithm.config.name)
-        if is_chain(sampler):
-            check_length(start.config, sampler.length, start.algorithm.config.name)
-        if start.algorithm.actor_class.remembers_actions:
-            check_memory(start.config, start.algorithm.config.name)
-        if start.algorithm.traits.goal_conditioned:
-            start.task = towards_goals(start.task)
-            check_goals(start.config, start.algorithm.config.name)
-    model = start.algorithm.traits.learns_model
-    if model and isinstance(start.algorithm.sampler(), StateSampler) and start.config.mixing != 0.0:
-        raise UserError(
-            f"mixing={null_or_number(start.config.mixing)}: the encoders of {start.algorithm.config.name} learn from "
-            "what is played alone: mixing=0"
-        )
-    if model and not start.dataset and (start.config.warmup or 0) < start.algorithm.config.batch_size:
-        raise UserError(
-            f"warmup={start.config.warmup}: {start.algorithm.config.name} learns a model of the environment before its "
-            f"first update, which so few steps do not teach: warmup={start.algorithm.config.batch_size} or more"
-        )
-    if start.config.normalize == "running" and (model or start.algorithm.traits.goal_conditioned):
-        learner = "learns a model of" if model else "draws goals from"
-        raise UserError(
-            f"normalize=running: {start.algorithm.config.name} {learner} observations as they were played, whose "
-            "statistics must stay: leave it out"
-        )
+    check(start)
+    if start.algorithm.traits.goal_conditioned:
+        start.task = towards_goals(start.task)
     if start.config.success is not None:
         start.success = SuccessRewards(start.config.success, start.spec)
     # a policy's file says where it learnt

@@ -194,6 +194,11 @@ def online_lines(start: Start, snapshots: Snapshots | None, steps: int) -> list[
             "observations normalised by running statistics of what each replica has seen; its policy's file holds "
             "them as they are then"
         )
+    if config.replay == "balanced":
+        lines.append(
+            f"rows of data and play drawn by the ratio of their densities to the power of "
+            f"{1 / config.replay_temperature:g}; up to {config.replay_fresh:.0%} of each batch new rows of play"
+        )
     if config.success is not None:
         lines.append(
             f"rewards of what is played: 1 where {config.success} sees success, which ends the episode; scores are "
@@ -270,7 +275,8 @@ def resume(
         fresh=False,
         without_data=record["online"]["parent"] is None and settings is None,
     )
-    initial = {"normalize": "data", "starts": "task", "interventions": None, "success": None, **identity["finetune"]}
+    initial = {"normalize": "data", "starts": "task", "replay": "uniform", "interventions": None, "success": None}
+    initial |= identity["finetune"]
     for name, value in user_settings.items():
         if name in initial and initial[name] != getattr(config, name):
             raise UserError(

@@ -10,13 +10,15 @@ from typing import Any
 from offrl.data.fit import seen_besides
 from offrl.errors import UserError, warn
 from offrl.evaluation.policy import TrainedPolicy
-from offrl.finetuning.config import STARTS
+from offrl.finetuning.config import BALANCE, STARTS
 from offrl.finetuning.start import KIND
 from offrl.runs.run import SavedRun
 
 # settings of mode=transitions
 OTHERS = (
     "mixing",
+    "replay",
+    *BALANCE,
     "utd",
     "warmup",
     "update_every",

@@ -60,7 +60,7 @@ class MixedBatches:
         if self.from_data == 0:
             played = self._drawn(step, self.size, self.ring, 0)
             return played if self.change is None else self.change(played)
-        data = self._of_data(step)
+        data = self._of_data(step, self.from_data)
         if self.mixing is None:
             return self._union(step, data, self.ring, 0)
         if self.interventions is not None:
@@ -68,7 +68,7 @@ class MixedBatches:
         if self.from_data == self.size:
             return data
         played = self._drawn(step, self.size - self.from_data, self.ring, 0)
-        return _merged(lambda v, w: torch.cat([v, w], 1), data, played)
+        return joined(data, played)
 
     def experience(self) -> Experience:
         """The rows of every replica as they are now, [N, ...]; the data's where batches hold some. Raises UserError for
@@ -85,6 +85,21 @@ class MixedBatches:
             {name: column.reshape(count, ring.capacity, *column.shape[1:]) for name, column in played.items()},
             ring.counts,
         )
+
+    # ---- of batches that learn from what they draw; others have nothing of it
+
+    def means(self, updates: int) -> dict[str, list[float]]:
+        """Metrics of the last `updates` batches, those since the last call: a number for each replica."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """The state that `load` takes, for a checkpoint."""
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from `state`."""
+
+    # ---- rows
 
     @staticmethod
     def _key(step: int, stream: int, keys: Tensor) -> Tensor:
@@ -113,9 +128,14 @@ class MixedBatches:
             lambda v, w: torch.where(from_data.reshape(*from_data.shape, *[1] * (v.ndim - 2)), v, w), data, played
         )
 
-    def _of_data(self, step: int) -> Batch:
-        batch = vmap(lambda k: self.sampler(self.source, k, self.from_data))(self._key(step, 1, self.data_keys))
+    def _of_data(self, step: int, count: int) -> Batch:
+        batch = vmap(lambda k: self.sampler(self.source, k, count))(self._key(step, 1, self.data_keys))
         return cast(Batch, move(batch, self.ring.device))
+
+
+def joined(data: Batch, played: Batch) -> Batch:
+    """The rows of two batches [N, B, ...], one after the other."""
+    return cast(Batch, _merged(lambda v, w: torch.cat([v, w], 1), data, played))
 
 
 def _merged(function: Callable[[Tensor, Tensor], Tensor], data: Any, played: Any) -> Any:

@@ -34,6 +34,7 @@ class Ring:
         self.columns, self.replicas, self.capacity, self.device = dict(columns), replicas, capacity, device
         self.total = np.zeros(replicas, np.int64)  # rows that ever came
         self.counts = torch.zeros(replicas, dtype=torch.int64, device=device)  # rows that are there
+        self.ends = torch.zeros_like(self.counts)  # the slot after the newest row
         layout: dict[str, tuple[int, int, tuple[int, ...], torch.dtype]] = {}
         width = 0
         for name, (shape, kind) in self.columns.items():
@@ -81,6 +82,7 @@ class Ring:
                 values = (values + slots[keep] % self.capacity).astype(np.int32)
             column[index] = torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
         self.counts.copy_(torch.from_numpy(np.minimum(self.total, self.capacity)))
+        self.ends.copy_(torch.from_numpy(self.total % self.capacity))
 
     def take(self, slots: Tensor) -> Batch:
         """The rows in slots [N, B] of each replica: [N, B, ...]."""
