@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from offrl import rng
+from offrl.finetuning.replay import balanced
 from offrl.finetuning.replay.balanced import Density, density_loss, priorities, resampled
 
 # w of rows of the data and of play
@@ -81,15 +82,19 @@ def test_a_replica_learns_the_same_alone_and_among_others() -> None:
         torch.testing.assert_close(learnt([n])[0], together[n], rtol=1e-5, atol=1e-6)
 
 
-def test_the_network_learns_the_ratio() -> None:
-    """Of N(0, 1) and N(1, 1) in one number: from w = 1 everywhere to e^(x - 1/2) where there are rows."""
-    density = Density(1, rng.make_key(0).unsqueeze(0))
-    x = torch.tensor([-0.5, 0.5, 1.5]).reshape(1, 3, 1)
+def test_the_network_learns_the_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of N(0, 1) and N(1, 1) in one number: from w = 1 everywhere to e^(x - 1/2)."""
+    monkeypatch.setattr(balanced, "WIDTHS", (32, 32))
+    density = Density(1, torch.stack([rng.make_key(seed) for seed in range(4)]))
+    density.adam.learning_rate = 3e-3
+    x = torch.tensor([-0.5, 0.5, 1.5]).reshape(3, 1).expand(4, 3, 1)
     begin = vmap(density.weights)(density.params, x)
-    torch.testing.assert_close(begin, torch.ones(1, 3), atol=0.02, rtol=0.0)
-    for step in range(300):
+    torch.testing.assert_close(begin, torch.ones(4, 3), atol=0.02, rtol=0.0)
+    for step in range(150):
         keys = rng.split(rng.fold_in(rng.make_key(1), step))
-        data, play = (mean + rng.normal(k, (1, 256, 1)) for mean, k in zip((0.0, 1.0), keys, strict=True))
+        data, play = (mean + rng.normal(k, (4, 256, 1)) for mean, k in zip((0.0, 1.0), keys, strict=True))
         density.params, density.opt, _ = vmap(density.descend)(density.params, density.opt, data, play)
-    found = vmap(density.weights)(density.params, x)[0]
-    torch.testing.assert_close(found, (x[0, :, 0] - 0.5).exp(), atol=0.0, rtol=0.25)
+    low, middle, high = vmap(density.weights)(density.params, x).T
+    # 0.37, 1 and 2.72; over eight seeds the deviations are 0.08, 0.06 and 0.11
+    assert ((low > 0.1) & (low < 0.8)).all()
+    assert ((middle - 1.0).abs() < 0.3).all() and ((high - 2.72).abs() < 0.6).all()

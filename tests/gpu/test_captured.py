@@ -19,6 +19,7 @@ from offrl.algorithm import select, stack
 from offrl.algorithms.breeze.implicit_reward import RIDGE, inverse_by_products
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.finetuning.learner import Learner
+from offrl.finetuning.replay import balanced
 from offrl.finetuning.replay.batches import MixedBatches
 from offrl.finetuning.replay.ring import Ring
 from offrl.nn.representations.quasimetric import _running_maximum
@@ -206,6 +207,36 @@ def test_online_actions_and_updates_are_graphs(noise: float | None) -> None:
     for a, b in zip(actions, captured, strict=True):
         np.testing.assert_allclose(b, a, atol=1e-5)
     assert largest_difference(after, state) <= 1e-5
+
+
+@pytest.mark.nightly
+def test_batches_are_balanced_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks that weigh rows learn where the ring and the data are, between two replays of an update."""
+    monkeypatch.setattr(balanced, "WIDTHS", (8, 8))
+    case = next(c for c in cases.BASE if c.name == "iql" and not c.discrete)
+    algorithm, them, dataset = case.make(), [Replica(0), Replica(1)], cases.data(False)
+    sampler = algorithm.sampler()
+
+    def train(mode: str, device: torch.device) -> Any:
+        source = sampler.prepare(dataset if device.type == "cpu" else dataset.to(device))
+        columns = {name: (shape, dtype) for name, (_, _, shape, dtype) in source.table.layout.items()}
+        ring, state = Ring(columns, 2, 50, device), first_state(algorithm, them)
+        batches = balanced.BalancedBatches(ring, sampler, source, state.key, cases.BATCH, dataset.spec, 5.0, 0.5)
+        learner = Learner(Plan(algorithm, cases.BATCH, mode, "float32", 2), batches, them, device, {}, {})
+        learner.load(state, state, {})
+        g = np.random.default_rng(1)
+        for t in range(4):
+            rows = {name: g.normal(size=(6, *shape)).astype(np.float32) for name, (shape, _) in columns.items()}
+            ring.add(np.array([0, 0, 0, 1, 1, 1]), rows)
+            learner.run(2 * t, 2)
+        return learner.state(), batches.state()
+
+    expected = train("eager", torch.device("cpu"))
+    with imitated(), Machine():
+        found = numbers(train("cudagraph", META))
+    assert largest_difference(found[0], expected[0]) <= 1e-5
+    torch.testing.assert_close(found[1]["params"], expected[1]["params"], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[1]["sums"], expected[1]["sums"], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.nightly
