@@ -48,26 +48,24 @@ class Evaluator:
         self.flatten, self.observation_shape, self.dtype = flattener(env, task.observation_keys)
         self.discrete, self.size = action_kind(env)
         self.text = self.dtype is object
-        limit = episode_limit(env, task, config.max_steps)
+        limit, longest = episode_limit(env, task, config.max_steps), episode_limit(env, task, None)
         self.limit, self.endless = ENDLESS if limit is None else limit, limit is None
         self.provenance = provenance(task, env)
         self._told: set[str] = set()
         self._tell = tell or self._warn_once
-        count = len(task.starts)
         if tell is not None:  # what follows are facts of the settings: an evaluation process need not repeat them
             return
-        if count and config.episodes % count:
+        if (count := len(task.starts)) and config.episodes % count:
             self._warn_once(
                 "starts",
                 f"{config.episodes} episodes play some of its {count} starts more often than others: take a multiple "
                 f"of {count}",
             )
-        whole = episode_limit(env, task, None)
-        if self.provenance.reference and limit is not None and (whole is None or limit < whole):
+        if self.provenance.reference and limit != longest:
             self._warn_once(
                 "cut",
                 f"max_steps={limit} cuts the episodes, and its scores 0 and 100 are returns of episodes of "
-                f"{whole or 'any number of'} steps: compare returns, not scores",
+                f"{longest or 'all'} steps: compare returns, not scores",
             )
 
     def __enter__(self) -> Evaluator:
