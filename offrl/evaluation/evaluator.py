@@ -43,8 +43,8 @@ class Evaluator:
         """`tell(kind, message)` is called in place of `warn`, each time that something is amiss. Raises UserError when
         the environment cannot be made."""
         self.task, self.config = task, config
-        self.envs: list[gym.Env] = [make_env(task)]
-        env = self.envs[0]
+        env = make_env(task)
+        self.envs = [env]
         self.flatten, self.observation_shape, self.dtype = flattener(env, task.observation_keys)
         self.discrete, self.size = action_kind(env)
         self.text = self.dtype is object
