@@ -20,6 +20,7 @@ usage: offrl data ACTION ...
 
   offrl data inspect DATASET           what is in a dataset, and every fault in it
   offrl data doctor DATASET            the same as a page with pictures (out=FOLDER, by default doctor-NAME)
+  offrl data horizon DATASET           how far ahead one must look on data of random play to act well (discrete actions)
   offrl data convert DATASET OUT       write it as D4RL HDF5 (OUT ends in .hdf5) or as a Minari dataset (OUT is an id or a folder);
                                        as a LeRobot dataset (OUT ends in .lerobot, with fps=30);
                                        texts as JSON lines (OUT ends in .jsonl or .jsonl.gz) or as a Minari dataset
@@ -28,14 +29,27 @@ usage: offrl data ACTION ...
   offrl data render DATASET OUT.hdf5   with images of its recorded MuJoCo states (qpos, qvel) beside the numbers
   offrl data label DATASET ...         let a language model label rewards, preferences or subgoals (alone: `offrl data label`, its settings)
   offrl data list                      datasets that can be named"""  # noqa: E501
-READING = ("inspect", "doctor", "convert", "merge", "subset", "render")
-WRITING = READING[2:5]
+READING = ("inspect", "doctor", "horizon", "convert", "merge", "subset", "render")
+WRITING = READING[3:6]
 # of the help: a part, and the actions that it is for
 SECTIONS = (
     (
         """\
 DATASET is a file or folder, or a name, as dataset= of `offrl train`. What is written is read back and compared before it is put in place.""",  # noqa: E501
         READING,
+    ),
+    (
+        """\
+settings of horizon:
+  env=auto             where the greedy policies are played: auto (the data's own environment), none, an id, or file.py:Name
+  depth=3              Q_1 to Q_depth are fitted: Q_1 is the value of what the data did, each further one looks a step further ahead
+  discount=0.99        discount factor
+  updates=5000         updates of the network
+  seeds=3              networks, each with other first weights and batches
+  seed=0               decides first weights, batches and start states
+  episodes=20          episodes that each greedy policy plays
+  quiet=false          show no progress""",  # noqa: E501
+        ("horizon",),
     ),
     (
         """\
@@ -84,7 +98,7 @@ exit status: 0 done, 1 inspect or doctor found faults that would corrupt trainin
     ),
 )
 
-ACTIONS = ("inspect", "doctor", "convert", "merge", "subset", "render", "label", "list")
+ACTIONS = ("inspect", "doctor", "horizon", "convert", "merge", "subset", "render", "label", "list")
 _SETTING = re.compile(r"[A-Za-z_][\w.-]*=")
 
 
@@ -133,9 +147,8 @@ def run(arguments: list[str]) -> int:
     from offrl.system.signals import terminable
 
     with terminable():  # what is half-written goes
-        return {"inspect": _inspect, "doctor": _doctor, "label": _label, "render": _render}.get(action, _make)(
-            action, names, settings
-        )
+        actions = {"inspect": _inspect, "doctor": _doctor, "horizon": _horizon, "label": _label, "render": _render}
+        return actions.get(action, _make)(action, names, settings)
 
 
 def _expect(action: str, names: list[str], count: int, arguments: str) -> None:
@@ -199,6 +212,30 @@ def _doctor(action: str, names: list[str], settings: list[str]) -> int:
     faults = f"{len(report.corrupting)} fault(s)" if report.corrupting else "no fault"
     say(f"{report.name}: {faults} that would corrupt training; see {out / 'index.html'}")
     return 1 if report.corrupting else 0
+
+
+def _horizon(action: str, names: list[str], settings: list[str]) -> int:
+    from dataclasses import fields
+
+    from offrl.data import load_dataset
+    from offrl.ope.config import HorizonConfig
+    from offrl.ope.horizon import horizon
+    from offrl.runs.tables import print_table
+    from offrl.settings.compose import fill
+    from offrl.system import trust
+    from offrl.system.progress import Progress
+
+    source = _one_dataset(action, names, settings)
+    config, values = _dataset(source, settings, tuple(f.name for f in fields(HorizonConfig)))
+    chosen = fill(HorizonConfig(), values, "data horizon")
+    trust.typed(None if chosen.env in ("auto", "none") else chosen.env)
+    dataset = load_dataset(config)
+    with Progress("fitting", chosen.updates, "updates", chosen.quiet, stderr=True) as bar:
+        result = horizon(dataset, chosen, lambda done, rate: bar.update(done))
+    headers, rows = result.table()
+    print_table(headers, rows, result.title)
+    say(*result.lines())
+    return 0
 
 
 def _label(action: str, names: list[str], settings: list[str]) -> int:
@@ -285,6 +322,7 @@ def _report(written: Written, quiet: bool) -> None:
 USES = {
     "inspect": ("DATASET", "offrl data inspect my.hdf5 dataset.fields.observations=obs"),
     "doctor": ("DATASET [out=FOLDER]", "offrl data doctor hopper-medium-v2 out=page"),
+    "horizon": ("DATASET", "offrl data horizon cartpole/random.hdf5 env=CartPole-v1"),
     "convert": (
         "DATASET OUT",
         "offrl data convert my.npz my.hdf5\n  offrl data convert my.hdf5 mine/hopper-v0 format=minari",

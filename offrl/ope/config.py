@@ -95,6 +95,22 @@ class OPEConfig(FQEConfig):
     tournament: str = setting("minus_std", "lstd: which loss decides (docs/policy-selection.md)", choices=LSTD_LOSSES)
 
 
+@dataclass
+class HorizonConfig:
+    """Settings of `offrl data horizon`."""
+
+    env: str = setting(
+        "auto", "where the greedy policies are played: auto (the data's own environment), none, an id, or file.py:Name"
+    )
+    depth: int = setting(3, "Q_1 to Q_depth are fitted (k of SQIRL)", low=1, high=20)
+    discount: float = setting(0.99, "discount factor of returns and targets", low=0.0, high=0.9999)
+    updates: int = setting(5_000, "updates of the network", low=1)
+    seeds: int = setting(3, "networks, each with other first weights and batches", low=1)
+    seed: int = setting(0, "decides first weights, batches and start states")
+    episodes: int = setting(20, "episodes that each greedy policy plays", low=1)
+    quiet: bool = setting(False, "show no progress")
+
+
 UPDATING = ("fqe", "dr", "lstd", "bvft", "all")  # methods whose estimates grow with `updates`
 
 

@@ -19,7 +19,11 @@ SETTINGS: dict[str, tuple[tuple[str, str], ...]] = {
     "benchmark": (("", "offrl.benchmark.config:BenchmarkConfig"), ("", "offrl.settings.train:TrainConfig")),
     "report": (("", "offrl.report:ReportConfig"),),
     "select": (("", "offrl.cli.select:SelectConfig"),),
-    "data": (("", "offrl.cli.data:Output"), ("dataset.", "offrl.settings.dataset:DatasetConfig")),
+    "data": (
+        ("", "offrl.cli.data:Output"),
+        ("", "offrl.ope.config:HorizonConfig"),
+        ("dataset.", "offrl.settings.dataset:DatasetConfig"),
+    ),
     "collect": (("", "offrl.collect.config:CollectConfig"),),
     "model": (("", "offrl.cli.model:ModelConfig"),),
     "export": (("", "offrl.export:ExportConfig"),),
