@@ -70,16 +70,13 @@ def perturbed(envs: Sequence[gym.Env], perturbation: Perturbation | None) -> Ite
 
 @contextlib.contextmanager
 def _perturbed(env: gym.Env, perturbation: Perturbation) -> Iterator[gym.Env]:
-    model, wrapped = _model(env), PerturbedEnv(env, perturbation)
-    if model is None:
-        yield wrapped
+    if (model := _model(env)) is None:
+        yield altered(env, perturbation)
         return
     arrays = [*(getattr(model, name) for name in FIELDS), model.opt.gravity]
     originals = [array.copy() for array in arrays]
     try:
-        _edit(model, perturbation)
-        _derive(env, perturbation)
-        yield wrapped
+        yield altered(env, perturbation)
     finally:
         for array, original in zip(arrays, originals, strict=True):
             array[:] = original
@@ -192,3 +189,11 @@ class PerturbedEnv(gym.Wrapper):
             observation = np.where(chances < self.dropout, self.shown, observation)
         self.shown = observation
         return observation
+
+
+def altered(env: gym.Env, perturbation: Perturbation) -> gym.Env:
+    """The environment as `perturbation` has it from its next reset on, for good: `env` is altered too."""
+    if (model := _model(env)) is not None:
+        _edit(model, perturbation)
+        _derive(env, perturbation)
+    return PerturbedEnv(env, perturbation)
