@@ -34,3 +34,19 @@ class BenchmarkConfig:
     retry: bool = setting(True, "train failed cells again; false leaves them failed")
     dry_run: bool = setting(False, "print the cells and how far they are, and train nothing")
     quiet: bool = setting(False, "print the final table only (also --quiet)")
+
+
+@dataclass
+class VariantsConfig:
+    """Settings of `offrl finetune robust=`: which variants of its environment it learns on."""
+
+    robust: str | None = setting(
+        None,
+        "learn on variants of the environment, one run for each: a parameter and its range, as in offrl evaluate (a "
+        "YAML file of one line, or rrls:1); writes RUNS_DIR/NAME/variants.csv and .json",
+    )
+    points: str = setting("grid", "robust=: the variants, grid or grid:20, at equal distances")
+    budget: int = setting(3, "robust=: how many of the variants are trained on", low=1)
+    choose: str = setting(
+        "equal", "robust=: which: equal spacing, or MBTL's choice after each training", choices=("equal", "mbtl")
+    )

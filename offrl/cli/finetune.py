@@ -21,6 +21,13 @@ def run(arguments: list[str]) -> int:
     for path in paths:
         check_run(path)
     from offrl.api import finetune_from
+
+    if values.get("robust"):
+        from offrl.benchmark.variant_runs import run as learn_on_variants
+
+        return learn_on_variants(paths[0] if paths else None, values, finetune_from)
+    if alone := [name for name in ("points", "budget", "choose") if name in values]:
+        raise UserError(f"{alone[0]}= is of variants of the environment, which robust= names: offrl finetune --help")
     from offrl.errors import Interrupted
     from offrl.finetuning.episodes import FILE as PLAYED
     from offrl.finetuning.outcome import outcomes
@@ -53,6 +60,7 @@ usage: offrl finetune RUN [env=ID] [steps=N] [name=value ...] [--quiet]
        offrl finetune RUN mode=on_policy                                                    PPO from the policies of a run of bc
        offrl finetune RUN mode=residual [algo.scale=0.5 ...]                                a small policy on top of the run's
        offrl finetune RUN mode=expansion [algo.inverse_temperature=10 ...]                  a new policy beside the run's
+       offrl finetune algo=ppo env=ID robust=my.yaml budget=3                               one run on each of three variants
        offrl finetune resume=RUN                                                            what was stopped
 
 All replicas of a run go on learning side by side, each in environments of its own, from what they play and from the run's
@@ -62,6 +70,10 @@ Settings and their defaults:
 
 {0}
 
+Settings of learning on variants of the environment:
+
+{2}
+
 Settings of mode=residual, published values in brackets where they differ:
 
 {1}
@@ -69,9 +81,12 @@ Settings of mode=residual, published values in brackets where they differ:
 
 
 def usage(arguments: list[str]) -> str:
+    from offrl.benchmark.config import VariantsConfig
     from offrl.cli.words.listing import algorithm_settings
     from offrl.finetuning.config import FinetuneConfig
     from offrl.settings.field import describe
 
     lines = (line for line in describe(FinetuneConfig()) if "eval.env=" not in line)
-    return USAGE.format("\n".join(lines), "\n".join(algorithm_settings("residual.all")))
+    return USAGE.format(
+        "\n".join(lines), "\n".join(algorithm_settings("residual.all")), "\n".join(describe(VariantsConfig()))
+    )

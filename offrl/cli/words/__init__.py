@@ -12,7 +12,7 @@ from typing import Any
 SETTINGS: dict[str, tuple[tuple[str, str], ...]] = {
     "train": (("", "offrl.settings.train:TrainConfig"),),
     "tune": (("", "offrl.tuning.config:TuneConfig"), ("dataset.", "offrl.settings.dataset:DatasetConfig")),
-    "finetune": (("", "offrl.finetuning.config:FinetuneConfig"),),
+    "finetune": (("", "offrl.finetuning.config:FinetuneConfig"), ("", "offrl.benchmark.config:VariantsConfig")),
     "distill": (("", "offrl.settings.train:TrainConfig"),),
     "evaluate": (("", "offrl.cli.evaluate:EvaluateConfig"),),
     "adapt": (("", "offrl.cli.adapt:AdaptConfig"),),
