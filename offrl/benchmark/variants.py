@@ -14,7 +14,6 @@ import numpy as np
 
 from offrl.errors import UserError
 
-CHOICES = ("equal", "mbtl")
 NOISE = 0.1  # standard deviation of a scaled score, as in MBTL's code
 NEAR = 0.15  # distance over which the slope is measured
 LENGTHS, VARIANCES = np.geomspace(0.01, 10.0, 31), np.geomspace(0.01, 10.0, 16)  # of the Gaussian process, tried all
