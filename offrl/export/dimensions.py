@@ -52,6 +52,8 @@ def _of_environment(spec: DataSpec) -> dict[str, dict[Any, Any]]:
     keys = () if task is None or task.observation_keys == OWN_ORDER else task.observation_keys
     if len(keys) == spec.observation_dim:  # entries of a Dict, of one number each
         names["observations"] = {i: {"name": key} for i, key in enumerate(keys)}
+    for i, position in enumerate(() if task is None else task.observation_numbers):
+        names["observations"][i] = {"name": f"observation {position}"}
     if task is None or task.env_id is None:
         return names
     from offrl.data.fit import check_fit
