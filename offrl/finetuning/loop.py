@@ -9,6 +9,7 @@ from offrl.data.fit import settled
 from offrl.encoding import set_spec
 from offrl.evaluation.evaluator import Evaluator
 from offrl.finetuning import record as place
+from offrl.finetuning.distillation.loop import DistillLoop
 from offrl.finetuning.off_policy.loop import TransitionLoop
 from offrl.finetuning.on_policy.loop import OnPolicyLoop
 from offrl.finetuning.play.environments import Play
@@ -28,7 +29,7 @@ def finetune(start: Start, run_dir: Path) -> None:
     Raises UserError for what does not fit, or where the environment fails (what was learnt is saved then); Interrupted
     after Ctrl-C or SIGTERM, when all is saved.
     """
-    config = start.config
+    config, teacher = start.config, start.teacher
     device = pick_device(config.device)
     arithmetic = backend.configure(device, config.threads, config.precision)
     with contextlib.ExitStack() as stack:
@@ -38,8 +39,8 @@ def finetune(start: Start, run_dir: Path) -> None:
         person = None if config.interventions is None else Interventions(config.interventions, start.spec)
         play = stack.enter_context(
             Play(
-                start.task,
-                start.spec,
+                start.task if teacher is None else teacher.task,
+                start.spec if teacher is None else teacher.spec,
                 seeds,
                 config.envs or 1,
                 config.seed,
@@ -56,12 +57,14 @@ def finetune(start: Start, run_dir: Path) -> None:
             play.begin_in(load_snapshots(config, start.data, start.spec.source))
         start.spec = settled(start.spec, play.env)
         set_spec(start.algorithm, start.spec)
-        kind = OnPolicyLoop if start.algorithm.traits.on_policy else TransitionLoop
+        kind = OnPolicyLoop if start.algorithm.traits.on_policy else TransitionLoop if teacher is None else DistillLoop
         stack.enter_context(exclusive(run_dir))
         mode = choose_mode(config.compile, device, kind.lengths(start)[1], start.algorithm)
         if not start.algorithm.traits.vectorized:
             mode = "eager"
         mode = place.claim(run_dir, start, mode, device.type)
+        if teacher is not None:
+            teacher.save(run_dir)
         if mode.startswith("compiled"):
             backend.cache_compiled()
         kind(start, run_dir, device, mode, evaluator, play, arithmetic).run()

@@ -15,7 +15,16 @@ from offrl.encoding import set_spec
 from offrl.errors import UserError, nearest, warn
 from offrl.families.goal_conditioned import GoalConditioned
 from offrl.finetuning import expansion
-from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, check_goals, check_length, check_memory, choose
+from offrl.finetuning.config import (
+    CONVENTIONS,
+    FinetuneConfig,
+    check_goals,
+    check_length,
+    check_memory,
+    check_model,
+    choose,
+)
+from offrl.finetuning.distillation import students
 from offrl.finetuning.on_policy.policies import begin as begin_on_policy
 from offrl.finetuning.on_policy.residual import begin as begin_residual
 from offrl.finetuning.play.success import SuccessRewards
@@ -81,6 +90,10 @@ def begin(
         start = begin_residual(run, config, settings, other, env)
     elif config.resume is not None:
         start = resume(config, settings, other, run, dataset, env)
+        if start.config.mode == "distill":
+            start.teacher = students.back(start, Path(str(config.resume)))
+    elif config.mode == "distill":
+        start = students.begin(run, config, settings, other, env)
     elif config.mode == "on_policy" or _on_policy(other.get("algo")):
         start = begin_on_policy(run, config, settings, other, env)
     elif run is not None:
@@ -103,16 +116,9 @@ def begin(
             start.task = towards_goals(start.task)
             check_goals(start.config, start.algorithm.config.name)
     model = start.algorithm.traits.learns_model
-    if model and isinstance(start.algorithm.sampler(), StateSampler) and start.config.mixing != 0.0:
-        raise UserError(
-            f"mixing={null_or_number(start.config.mixing)}: the encoders of {start.algorithm.config.name} learn from "
-            "what is played alone: mixing=0"
-        )
-    if model and not start.dataset and (start.config.warmup or 0) < start.algorithm.config.batch_size:
-        raise UserError(
-            f"warmup={start.config.warmup}: {start.algorithm.config.name} learns a model of the environment before its "
-            f"first update, which so few steps do not teach: warmup={start.algorithm.config.batch_size} or more"
-        )
+    if model:
+        encoders = isinstance(start.algorithm.sampler(), StateSampler)
+        check_model(start.config, start.algorithm.config, encoders, start.dataset is not None)
     if start.config.normalize == "running" and (model or start.algorithm.traits.goal_conditioned):
         learner = "learns a model of" if model else "draws goals from"
         raise UserError(

@@ -17,7 +17,7 @@ from offrl.evaluation.evaluator import Evaluator
 from offrl.finetuning.learner import Learner
 from offrl.finetuning.moving import MovingStatistics
 from offrl.finetuning.play.turns import Turn
-from offrl.finetuning.replay_buffer import INTERVENTIONS, MixedBatches, Replay, Ring
+from offrl.finetuning.replay_buffer import INTERVENTIONS, Column, MixedBatches, Replay, Ring
 from offrl.finetuning.session import OnlineLoop
 from offrl.finetuning.sources import is_chain
 from offrl.finetuning.start import Start, online_lines
@@ -48,7 +48,7 @@ class TransitionLoop(OnlineLoop):
         self.ended = np.zeros(self.many, bool)  # an episode has ended since the last updates
         self.warmup = config.warmup or 0
         sampler = algorithm.sampler()
-        columns = columns_for(start.spec, sampler, algorithm.config.name)
+        columns = self._columns(sampler)
         discount = start.data.discount_returns if start.data is not None else None
         discount = float(getattr(algorithm.config, "discount", 0.99)) if discount is None else discount
         self.rows = Rows(start.spec, columns, self.many, self.envs, returns_of(sampler, discount), sampler)
@@ -76,6 +76,18 @@ class TransitionLoop(OnlineLoop):
         )
         plan = Plan(algorithm, algorithm.config.batch_size, self.mode, config.precision, self.many)
         self.learner = Learner(plan, self.batches, self.replicas, self.device, start.fixed, start.anneal)
+
+    def _columns(self, sampler: Any) -> dict[str, Column]:
+        """The columns of a row of play."""
+        return columns_for(self.start.spec, sampler, self.start.algorithm.config.name)
+
+    def _shown(self, observations: np.ndarray) -> np.ndarray:
+        """Observations [K, ...] of play as the policies see them."""
+        return observations
+
+    def _told(self, turn: Turn) -> Turn:
+        """What came of a step as rows hold it."""
+        return turn
 
     def _open(self, evaluator: Evaluator, saved: Saved | None, state: TrainState) -> None:
         super()._open(evaluator, saved, state)
@@ -114,7 +126,7 @@ class TransitionLoop(OnlineLoop):
     def _step(self) -> None:
         """One step of every environment; sets how many updates are then due."""
         config, started = self.config, self.t
-        turn = self.play.step(self._actions())
+        turn = self._told(self.play.step(self._actions()))
         if self.statistics is not None:
             self.statistics.add(turn.observations)
         owner, rows = self.rows.take(turn)
@@ -152,7 +164,7 @@ class TransitionLoop(OnlineLoop):
         if self.start.parent is None and self.t < self.warmup:
             actions = self.learner.anything(self.envs, self.t)
             return actions.reshape(-1, *actions.shape[2:])
-        visible = self.rows.observed(self.play.current)
+        visible = self.rows.observed(self._shown(self.play.current))
         observations = pytree.tree_map(lambda x: x.reshape(self.many, self.envs, *x.shape[1:]), visible)
         if self.statistics is not None:
             observations = self.statistics.normalised(torch.from_numpy(observations).float().to(self.device))
@@ -212,6 +224,6 @@ class TransitionLoop(OnlineLoop):
 
     def _resume_play(self, saved: Saved, turns: list[Turn], restarted: list[int]) -> None:
         for turn in turns:
-            self.rows.take(turn)
+            self.rows.take(self._told(turn))
         for k in restarted:
             self.rows.drop(k)
