@@ -13,13 +13,8 @@ from offrl.settings.field import setting
 from offrl.settings.train import CheckpointConfig
 
 FROM_SCRATCH_WARMUP = 1_000
-ENVIRONMENTS = {
-    "transitions": 1,
-    "residual": 16,
-    "expansion": 1,
-    "on_policy": 16,
-    "distill": 1,
-}  # unless `envs` says otherwise
+# of each replica, unless `envs` says otherwise
+ENVIRONMENTS = {"transitions": 1, "residual": 16, "expansion": 1, "on_policy": 16, "distill": 1}
 STARTS = ("start_steps", "start_limit", "start_share")  # settings of starts=data
 # what an algorithm's `finetune` block may say besides settings of its own
 CONVENTIONS = ("mixing", "update_every", "noise", "warmup", "utd", "normalize", "envs")
@@ -267,6 +262,15 @@ def check_model(config: FinetuneConfig, algo: Any, encoders: bool, data: bool) -
         raise UserError(
             f"warmup={config.warmup}: {algo.name} learns a model of the environment before its first update, which so "
             f"few steps do not teach: warmup={algo.batch_size} or more"
+        )
+
+
+def check_statistics(config: FinetuneConfig, name: str, model: bool, goals: bool) -> None:
+    """Raise UserError for statistics that move where an algorithm learns a model of observations, or draws goals."""
+    if config.normalize == "running" and (model or goals):
+        raise UserError(
+            f"normalize=running: {name} {'learns a model of' if model else 'draws goals from'} observations as they "
+            "were played, whose statistics must stay: leave it out"
         )
 
 

@@ -22,6 +22,7 @@ from offrl.finetuning.config import (
     check_length,
     check_memory,
     check_model,
+    check_statistics,
     choose,
 )
 from offrl.finetuning.distillation import students
@@ -119,12 +120,7 @@ def begin(
     if model:
         encoders = isinstance(start.algorithm.sampler(), StateSampler)
         check_model(start.config, start.algorithm.config, encoders, start.dataset is not None)
-    if start.config.normalize == "running" and (model or start.algorithm.traits.goal_conditioned):
-        learner = "learns a model of" if model else "draws goals from"
-        raise UserError(
-            f"normalize=running: {start.algorithm.config.name} {learner} observations as they were played, whose "
-            "statistics must stay: leave it out"
-        )
+    check_statistics(start.config, start.algorithm.config.name, model, start.algorithm.traits.goal_conditioned)
     if start.config.success is not None:
         start.success = SuccessRewards(start.config.success, start.spec)
     # a policy's file says where it learnt
