@@ -114,10 +114,8 @@ def student_spec(teacher: Teacher, task: Task, student: StudentConfig) -> DataSp
 def back(start: Start, run_dir: Path) -> Teacher:
     """What taught the replicas of a run that goes on. Raises UserError where its files are damaged, or gone."""
     policies = [TrainedPolicy.load(path, "cpu") for path in paths(run_dir, [r.seed for r in start.replicas])]
-    seen = policies[0].spec.task
-    task = start.task
-    if seen is not None:
-        task = replace(task, observation_keys=seen.observation_keys, observation_numbers=seen.observation_numbers)
+    known = policies[0].spec.task or Task("")  # as the teachers see it
+    task = replace(start.task, observation_keys=known.observation_keys, observation_numbers=known.observation_numbers)
     return teach(policies, task, start.config.student.observation_keys, str(run_dir))[0]
 
 
