@@ -9,6 +9,7 @@ from offrl.data.fit import settled
 from offrl.encoding import set_spec
 from offrl.evaluation.evaluator import Evaluator
 from offrl.finetuning import record as place
+from offrl.finetuning.distillation import students
 from offrl.finetuning.distillation.loop import DistillLoop
 from offrl.finetuning.off_policy.loop import TransitionLoop
 from offrl.finetuning.on_policy.loop import OnPolicyLoop
@@ -29,7 +30,10 @@ def finetune(start: Start, run_dir: Path) -> None:
     Raises UserError for what does not fit, or where the environment fails (what was learnt is saved then); Interrupted
     after Ctrl-C or SIGTERM, when all is saved.
     """
-    config, teacher = start.config, start.teacher
+    config = start.config
+    if config.mode == "distill" and start.teacher is None:  # it goes on
+        start.teacher = students.back(start, run_dir)
+    teacher = start.teacher
     device = pick_device(config.device)
     arithmetic = backend.configure(device, config.threads, config.precision)
     with contextlib.ExitStack() as stack:

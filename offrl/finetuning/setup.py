@@ -91,8 +91,6 @@ def begin(
         start = begin_residual(run, config, settings, other, env)
     elif config.resume is not None:
         start = resume(config, settings, other, run, dataset, env)
-        if start.config.mode == "distill":
-            start.teacher = students.back(start, Path(str(config.resume)))
     elif config.mode == "distill":
         start = students.begin(run, config, settings, other, env)
     elif config.mode == "on_policy" or _on_policy(other.get("algo")):

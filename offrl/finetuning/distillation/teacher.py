@@ -108,19 +108,19 @@ def _of_entries(
     policies: Sequence[TrainedPolicy], task: Task, keys: Sequence[str], space: spaces.Dict
 ) -> tuple[Teacher, Task]:
     """`teach` where observations have entries with names."""
-    own = joined(space, task.observation_keys)
-    chosen = tuple(dict.fromkeys(keys)) or own
+    native = joined(space, task.observation_keys)
+    chosen = tuple(dict.fromkeys(keys)) or native
     parts = {
         key: [part for _, part in entries(space, (key,), f"{SETTING}: the environment's observations")]
-        for key in dict.fromkeys((*own, *chosen))
+        for key in dict.fromkeys((*native, *chosen))
     }
     if image := next((key for key in chosen if any(map(is_image, parts[key]))), None):
         raise UserError(f"{SETTING}: '{image}' is an image, and students see numbers: leave it out")
     if odd := next((key for key in chosen if not all(part.is_np_flattenable for part in parts[key])), None):
         raise UserError(f"{SETTING}: '{odd}' cannot be made into numbers: leave it out")
     widths = [sum(map(spaces.flatdim, part)) for part in parts.values()]
-    places = dict(zip(parts, np.split(np.arange(sum(widths)), np.cumsum(widths)[:-1]), strict=True))
-    known, shown = (np.concatenate([places[key] for key in names]) for names in (own, chosen))
+    numbers = dict(zip(parts, np.split(np.arange(sum(widths)), np.cumsum(widths)[:-1]), strict=True))
+    known, shown = (np.concatenate([numbers[key] for key in names]) for names in (native, chosen))
     played = replace(task, observation_keys=tuple(parts))
     return _made(policies, played, known, shown, sum(widths)), replace(task, observation_keys=chosen)
 
