@@ -4,9 +4,9 @@ episodes.
 python scripts/bench/students.py --out FOLDER      # five minutes of CPU
 python scripts/bench/students.py --out FOLDER --rows 1000 --only students clones
 
-Three teachers (SAC, 5,000 steps); their students see the last three angles, make 10,000 updates on --rows steps of their
-own, and are scored with and without a torque that the teachers did not know. A clone has as many rows, of its teacher's
-episodes, and updates. What is there in --out is not run again. Prints the table.
+Three teachers (SAC, 5,000 steps); their students see the last three angles, make 10,000 updates on --rows steps of
+their own, and are scored with and without a torque that the teachers did not know. A clone has as many rows, of its
+teacher's episodes, and updates. What is there in --out is not run again. Prints the table.
 """
 
 from __future__ import annotations
