@@ -61,6 +61,7 @@ usage: offrl finetune RUN [env=ID] [steps=N] [name=value ...] [--quiet]
        offrl finetune RUN mode=residual [algo.scale=0.5 ...]                                a small policy on top of the run's
        offrl finetune RUN mode=expansion [algo.inverse_temperature=10 ...]                  a new policy beside the run's
        offrl finetune algo=ppo env=ID robust=my.yaml budget=3                               one run on each of three variants
+       offrl finetune RUN mode=distill ["student.observation_keys=[0,1]" ...]                students that see less
        offrl finetune resume=RUN                                                            what was stopped
 
 All replicas of a run go on learning side by side, each in environments of its own, from what they play and from the run's

@@ -34,12 +34,15 @@ def as_array(observation: Any, spec: DataSpec) -> tuple[np.ndarray, bool]:
         shown = f"the observation has shape {array.shape}"
     batched = array.ndim == len(shape) + 1
     if array.shape[batched:] != shape:
-        one_hot = (
+        meaning = (
             f" (a state's number, one-hot: numpy.eye({shape[0]})[number])"
             if array.ndim == 0 and len(shape) == 1
             else ""
         )
-        raise UserError(f"{shown}; this policy takes {shape}{one_hot} or a batch of those")
+        if spec.task is not None and spec.task.observation_numbers:
+            chosen = ", ".join(map(str, spec.task.observation_numbers))
+            meaning = f", the numbers {chosen} of what {spec.task.env_id or spec.task.name} observes,"
+        raise UserError(f"{shown}; this policy takes {shape}{meaning} or a batch of those")
     if not np.isfinite(array).all():
         raise UserError("the observation holds NaN or infinity")
     return array if batched else array[None], batched

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,16 +53,17 @@ def _of_environment(spec: DataSpec) -> dict[str, dict[Any, Any]]:
     keys = () if task is None or task.observation_keys == OWN_ORDER else task.observation_keys
     if len(keys) == spec.observation_dim:  # entries of a Dict, of one number each
         names["observations"] = {i: {"name": key} for i, key in enumerate(keys)}
+    numbers = () if task is None else task.observation_numbers
     if task is None or task.env_id is None:
-        return names
+        return names | {"observations": _chosen(names["observations"], numbers)}
     from offrl.data.fit import check_fit
     from offrl.tasks.environments import flattener, make_env, quiet, time_limit
 
     # names are a courtesy: without the environment's package there are none
     with contextlib.suppress(Exception), quiet():
-        env = make_env(task)
+        check_fit(spec, task)
+        env = make_env(replace(task, observation_numbers=()))
         try:
-            check_fit(spec, task, env)
             flatten, _, _ = flattener(env, task.observation_keys)
             names["environment"] = {"steps_limit": time_limit(env)}
             base: Any = env.unwrapped
@@ -74,7 +76,14 @@ def _of_environment(spec: DataSpec) -> dict[str, dict[Any, Any]]:
             _spaces(env, task.observation_keys, names["observations"])
         finally:
             env.close()
-    return names
+    return names | {"observations": _chosen(names["observations"], numbers)}
+
+
+def _chosen(dimensions: dict[Any, Any], numbers: Sequence[int]) -> dict[Any, Any]:
+    """The dimensions at the positions that a policy sees, where those are not all."""
+    if not numbers:
+        return dimensions
+    return {i: {"name": f"observation {k}", **dimensions.get(k, {})} for i, k in enumerate(numbers)}
 
 
 def dimension_names(spec: DataSpec) -> dict[str, dict[Any, Any]]:

@@ -13,11 +13,28 @@ from offrl.settings.field import setting
 from offrl.settings.train import CheckpointConfig
 
 WARMUP = 1_000  # steps before the first update from fresh parameters, or before networks tell play from data
-ENVIRONMENTS = {"transitions": 1, "residual": 16, "expansion": 1, "on_policy": 16}  # unless `envs` says otherwise
+# of each replica, unless `envs` says otherwise
+ENVIRONMENTS = {"transitions": 1, "residual": 16, "expansion": 1, "on_policy": 16, "distill": 1}
 STARTS = ("start_steps", "start_limit", "start_share")  # settings of starts=data
 BALANCE = ("replay_temperature", "replay_fresh")  # of replay=balanced
 # what an algorithm's `finetune` block may say besides settings of its own
 CONVENTIONS = ("mixing", "update_every", "noise", "warmup", "utd", "normalize", "envs")
+
+
+@dataclass
+class StudentConfig:
+    """Settings of what students see."""
+
+    observation_keys: list[str] = setting(
+        [],
+        "entries of a Dict observation, or of a row of numbers their positions from 0 and ranges of them (0:8), that a "
+        "student sees; []: what its teacher sees",
+    )
+    history: int = setting(1, "observations: the last so many, oldest first, in place of the newest", low=1, high=1000)
+    history_stride: int = setting(1, "steps from one of them to the next", low=1, high=1000)
+    history_actions: int = setting(
+        0, "the last so many actions, oldest first, beside the observation", low=0, high=1000
+    )
 
 
 @dataclass
@@ -32,7 +49,8 @@ class FinetuneConfig:
         "learns, by PPO, what to add to the actions of the run's policies, which stay as they are; expansion: a new "
         "policy learns beside each of a run of iql, which stays as it is, and their values draw which acts (PEX); "
         "on_policy: the policies of a run of bc go on learning by PPO, from what they play alone; algo=ppo is it from "
-        "fresh parameters",
+        "fresh parameters; distill: students act, and imitate what the run's policies would do in the states that they "
+        "come to (DAgger)",
         choices=tuple(ENVIRONMENTS),
     )
     env: str | None = setting(None, "a Gymnasium id; null: the environment that the run was scored in", shown="ID")
@@ -135,6 +153,7 @@ class FinetuneConfig:
     start_share: float = setting(
         1.0, "share of the episodes of those steps that begin in states of the data", above=0.0, high=1.0
     )
+    student: StudentConfig = field(default_factory=StudentConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log_every: int = setting(1_000, "environment steps between two lines of metrics", low=1)
@@ -232,6 +251,8 @@ def choose(
         changed = [k for k in names if getattr(config, k) != getattr(plain, k)]
         if changed and getattr(config, owner) != value:
             raise UserError(f"{changed[0]}={getattr(config, changed[0])} is a setting of {owner}={value}")
+    if config.mode != "distill" and config.student != StudentConfig():
+        raise UserError("student.* are settings of mode=distill, in which students learn from the policies of a run")
     return dataclasses.replace(config, **chosen, utd=utd, warmup=warmup, envs=envs, eval=evaluation)
 
 

@@ -162,7 +162,7 @@ def budget(run: SavedRun) -> dict[str, Any]:
         "steps": int(last[0]["step"] if last else saved["steps"]),
         "updates": int(last[0]["updates"]) if last else None,
         **{name: saved[name] for name in names if name in saved},
-        "offline_updates": 0 if parent is None else int(parent["step"]),
+        "offline_updates": 0 if parent is None or saved.get("mode") == "distill" else int(parent["step"]),
         "rows": run.record["data"].get("rows"),
     }
 

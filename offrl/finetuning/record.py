@@ -52,6 +52,8 @@ def identity(start: Start) -> dict[str, Any]:
     }
     if start.config.mode == "transitions":  # older runs do not say it
         del values["finetune"]["mode"]
+    if start.config.mode != "distill":
+        del values["finetune"]["student"]
     if start.config.normalize == "data":
         del values["finetune"]["normalize"]
     for name in ("interventions", "success"):

@@ -16,6 +16,7 @@ from offrl.families.goal_conditioned import GoalConditioned
 from offrl.finetuning import expansion
 from offrl.finetuning.checks import check
 from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, choose
+from offrl.finetuning.distillation import students
 from offrl.finetuning.on_policy.policies import begin as begin_on_policy
 from offrl.finetuning.on_policy.residual import begin as begin_residual
 from offrl.finetuning.play.success import SuccessRewards
@@ -79,6 +80,8 @@ def begin(
         start = begin_residual(run, config, settings, other, env)
     elif config.resume is not None:
         start = resume(config, settings, other, run, dataset, env)
+    elif config.mode == "distill":
+        start = students.begin(run, config, settings, other, env)
     elif config.mode == "on_policy" or _on_policy(other.get("algo")):
         start = begin_on_policy(run, config, settings, other, env)
     elif run is not None:

@@ -19,6 +19,7 @@ from offrl.data.fit import check_normalisation
 from offrl.data.transforms.apply import apply_transforms
 from offrl.errors import UserError
 from offrl.finetuning.config import FinetuneConfig, choose
+from offrl.finetuning.distillation.teacher import Teacher
 from offrl.finetuning.play.snapshots import Snapshots
 from offrl.finetuning.play.success import SuccessRewards
 from offrl.runs import record as runs
@@ -63,6 +64,7 @@ class Start:
     notes: list[str] = field(default_factory=list)
     run_dir: Path | None = None  # of a run that goes on
     success: SuccessRewards | None = None  # which judges what is played
+    teacher: Teacher | None = None  # whose actions are imitated
 
 
 def check_rewards(settings: DatasetConfig, config: FinetuneConfig) -> None:

@@ -22,7 +22,7 @@ from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
 from offrl.evaluation import streams
 from offrl.evaluation.past import acted, begin, push
-from offrl.finetuning.play.turns import Turn
+from offrl.finetuning.play.turns import TEACHER_ACTIONS, Turn
 from offrl.finetuning.replay.ring import Column
 from offrl.finetuning.replay.sources import LAST, is_chain
 from offrl.finetuning.windows import INTERVENTION, windows_of
@@ -162,6 +162,8 @@ class Rows:
                     "info['cost'] is what each step costs"
                 )
             ready["costs"] = turn.costs.astype(np.float32)
+        if turn.teacher_actions is not None:
+            ready[TEACHER_ACTIONS] = turn.teacher_actions
         # flags of the data's rows alone; a person's actions are demonstrations too
         ready |= {
             name: (turn.interventions & (name == DEMONSTRATION)).astype(np.float32)

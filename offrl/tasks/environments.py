@@ -87,8 +87,18 @@ def quiet() -> Iterator[None]:
 
 
 def make_env(task: Task) -> gym.Env:
-    """The task's environment, unwrapped from Gymnasium's checker. Raises UserError for an unknown id or a package that
-    is missing, and where only a file names a module to import, or what an argument opens (see `offrl.system.trust`)."""
+    """The task's environment, unwrapped from Gymnasium's checker, which observes what the task says. Raises UserError
+    for an unknown id or a package that is missing, where only a file names a module to import, or what an argument
+    opens (see `offrl.system.trust`), and for numbers that it does not observe."""
+    env = _bare(task)
+    if not task.observation_numbers:
+        return env
+    from offrl.tasks.numbers import seen_through
+
+    return seen_through(env, task.observation_numbers, task.env_id or task.name)
+
+
+def _bare(task: Task) -> gym.Env:
     import gymnasium as gym
 
     if task.env_factory is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from offrl import registry
@@ -31,6 +31,8 @@ class Task:
     ref_envs: tuple[str, ...] = ()
     # Dict observations: which entries, in this order, make the flat one; see tasks.entries
     observation_keys: tuple[str, ...] = ()
+    # of an environment that observes a row of numbers: the positions of those that policies see; (): all
+    observation_numbers: tuple[int, ...] = ()
     action_start: int | None = (
         None  # the number of the environment's first choice, where not 0: data and networks count from 0
     )
@@ -52,6 +54,14 @@ class Task:
         """
         if sys._getframe(2).f_globals.get("__name__", "offrl").partition(".")[0] not in ("offrl", "dataclasses"):
             trust.typed(self.env_id, self.env_kwargs)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary, which `task_from_json` reads, less what `DataSpec.to_json` leaves out."""
+        data = asdict(replace(self, env_factory=None))
+        del data["file"]
+        if not self.observation_numbers:  # older files do not say it
+            del data["observation_numbers"]
+        return data
 
     def normalise(self, returns: Any) -> Any:
         """100 (G - ref_min) / (ref_max - ref_min) (D4RL, arXiv 2004.07219, section 4); None when the task has no
@@ -108,7 +118,7 @@ def task_from_json(data: Mapping[str, Any], where: str = "the file") -> Task:
     if not isinstance(data, Mapping):
         raise UserError(f"{where} is damaged: its task is {str(data)[:40]!r}")
     values = {f.name: data[f.name] for f in fields(Task) if f.name in data and f.name != "env_factory"}
-    for key in ("observation_keys", "starts", "ref_envs"):
+    for key in ("observation_keys", "observation_numbers", "starts", "ref_envs"):
         values[key] = tuple(values[key]) if isinstance(values.get(key), list | tuple) else values.get(key) or ()
     wrong = misfit(values, Task, "") or ("" if "name" in values else "name is missing")
     wrong = wrong or next(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -94,6 +95,32 @@ def test_a_residual_on_a_run_and_every_command_takes_it(trained: Offrl) -> None:
         ("runs/a mode=residual env=Walker2d-v4", "observations of shape"),
         ("runs/a mode=residual utd=2", "belongs to mode=transitions"),
         ("algo=residual env=Hopper-v4 mixing=0", "mode=residual"),
+    ):
+        result = tune(trained, command)
+        assert result.status == 2 and result.err.count("\n") == 1 and words in result.err, (command, result.err)
+
+
+@pytest.mark.slow
+def test_students_of_a_run_and_every_command_takes_them(trained: Offrl) -> None:
+    student = "student.observation_keys=[0:5,7] student.history=3 algo.hidden=[8] algo.batch_size=16"
+    result = tune(trained, f"runs/a mode=distill {student} steps=20 name=s eval.every=10")
+    assert result.status == 0, result.err
+    assert "bc+distill" in result.out and "after 0 offline updates" in result.out
+    assert [r["step"] for r in Run("runs/s").score_rows] == [0, 0, 10, 10, 20, 20]
+    Path("runs/a").rename("runs/gone")
+    shown = trained("evaluate runs/s episodes=1 max_steps=12")
+    assert shown.status == 0, shown.err
+    assert trained("export runs/s format=pt2").status == 0
+    described = json.loads(Path("runs/s/export/seed_0/policy.json").read_text())["inputs"][0]
+    assert described["shape"] == ["batch", 18] and described["dimensions"][5]["name"] == "rooty velocity"
+    assert tune(trained, "resume=runs/s steps=30").status == 0
+    Path("runs/gone").rename("runs/a")
+    for command, words in (
+        ("runs/a mode=distill student.observation_keys=[11]", "there is no number '11' among the 11"),
+        ("runs/a mode=distill env=Walker2d-v4", "observations of shape"),
+        ("runs/a mode=distill mixing=0.5", "has no place with mode=distill"),
+        ("runs/a student.history=2", "settings of mode=distill"),
+        ("resume=runs/s student.history=4 steps=40", "student.history"),
     ):
         result = tune(trained, command)
         assert result.status == 2 and result.err.count("\n") == 1 and words in result.err, (command, result.err)

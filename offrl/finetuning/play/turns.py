@@ -14,6 +14,8 @@ from offrl.errors import UserError
 from offrl.evaluation.arrays import finite_rows
 from offrl.finetuning.play.snapshots import TASK
 
+TEACHER_ACTIONS = "teacher_actions"  # of a row: what the teacher would have done
+
 
 @dataclass
 class Seat:
@@ -60,6 +62,7 @@ class Turn:
     successes: np.ndarray  # [K] float64 in [0, 1] of this step; NaN where the environment said nothing
     costs: np.ndarray  # [K] float64 of this step; likewise
     interventions: np.ndarray  # [K] bool: whether the action is that of `interventions=`, not the policy's
+    teacher_actions: np.ndarray | None = None  # like `actions`: what the teacher would have done, where there is one
 
 
 def blank(rows: np.ndarray, actions: np.ndarray) -> Turn:

@@ -1,0 +1,1 @@
+"""`offrl finetune` of algorithms that learn from a replay buffer of what was played."""
