@@ -119,8 +119,7 @@ class DataSpec:
         """
         data = asdict(replace(self, task=None))
         if self.task is not None:
-            data["task"] = asdict(replace(self.task, env_factory=None))
-            del data["task"]["file"]
+            data["task"] = self.task.to_json()
         return data
 
     @classmethod
