@@ -116,10 +116,11 @@ def first_plan(batch: int, horizon: int, low: Tensor, high: Tensor) -> Tensor:
 
 
 def shifted(mean: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """The mean plan [B, H, A] one step later: without its first action, and with the middle of the bounds as its
-    last.
+    """The mean plan [B, H, A] one step later: without its first action, and with the middle of the bounds, [A] or
+    [B, A], as its last.
     """
-    return torch.cat([mean[:, 1:], ((low + high) / 2.0).expand(mean.shape[0], 1, -1).to(mean.dtype)], 1)
+    middle = ((low + high) / 2.0).unsqueeze(-2)
+    return torch.cat([mean[:, 1:], middle.expand(mean.shape[0], 1, -1).to(mean.dtype)], 1)
 
 
 def truncated_normal(key: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -227,22 +228,25 @@ def mppi(
     MPPI with fixed noise (arXiv 1509.01149).
 
     std_min, std_max: of the candidates, in units of half the bounds' distance; the first iteration draws with std_max.
-    pick: the action is that of an "elite" drawn by its weight, or of the "mean". explore: with noise of the plan's
-    standard deviation, and draws that are each state's own. proposals: plans [B, N, H, A] within the bounds, such as a
-    policy's, that are among the `population` of every iteration.
+    low, high: [A], or [B, A] where states have bounds of their own. pick: the action is that of an "elite" drawn by its
+    weight, or of the "mean". explore: with noise of the plan's standard deviation, and draws that are each state's own.
+    proposals: plans [B, N, H, A] within the bounds, such as a policy's, that are among the `population` of every
+    iteration.
     The other arguments, and returns that are not finite, as in `cem`.
     """
     _fits(population, elites)
-    half = (high - low) / 2.0
-    mean = mean.clamp(low, high)
+    bounds = low.unsqueeze(-2), high.unsqueeze(-2)  # of each step of a plan
+    of_plans = low[..., None, None, :], high[..., None, None, :]
+    half = (bounds[1] - bounds[0]) / 2.0
+    mean = mean.clamp(*bounds)
     least, most = half * std_min, half * std_max
     std = most.expand_as(mean)
     for i in range(iterations):
         draw, score = rng.split(rng.fold_in(key, i))
         if proposals is None:
-            plans = _candidates(rng.normal, draw, mean, std, low, high, population)
+            plans = _candidates(rng.normal, draw, mean, std, *of_plans, population)
         else:
-            plans = _candidates(rng.normal, draw, mean, std, low, high, population - proposals.shape[1])
+            plans = _candidates(rng.normal, draw, mean, std, *of_plans, population - proposals.shape[1])
             plans = torch.cat([proposals, plans], 1)
         value, best = _best(returns, observations, plans, score, elites)
         counts = torch.isfinite(value)
@@ -252,7 +256,7 @@ def mppi(
         logits = torch.where(counts, temperature * gap, -math.inf)
         center, spread = _moments(best, logits.exp())
         moves = counts.any(1).view(-1, 1, 1)
-        mean = torch.where(moves, center, mean).clamp(low, high)
+        mean = torch.where(moves, center, mean).clamp(*bounds)
         std = torch.where(moves, torch.minimum(torch.maximum(spread.sqrt(), least), most), std)
     chosen, noise = rng.split(rng.fold_in(key, iterations))
     action = mean[:, 0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ class LatentPlanner(Actor):
         return LatentPlan(first_plan(episodes, c.plan_horizon, *self._bounds("cpu")))
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        c, latents = self.algorithm.config, self.apply("encoder", observations)
+        c, latents = self.algorithm.config, self.algorithm.encode(self.state.params, self.state.extra, observations)
         if carry is None:
             return self.choose(self.apply("actor", latents), key, explore), None
         if not explore:
@@ -56,7 +56,7 @@ class LatentPlanner(Actor):
             self.returns,
             latents,
             mean,
-            *self._bounds(latents.device),
+            *self._bounds(latents.device, latents),
             search,
             population=c.plan_population,
             elites=c.plan_elites,
@@ -78,8 +78,11 @@ class LatentPlanner(Actor):
                 "policy acts alone"
             )
 
-    def _bounds(self, device: torch.device | str) -> tuple[Tensor, Tensor]:
+    def _bounds(self, device: torch.device | str, latents: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """[A], or of latents [B, L] of several tasks [B, A]: 0 for actions that a task lacks."""
         ones = torch.ones(self.algorithm.spec.action_dim, device=device)
+        if self.algorithm.parts and latents is not None:
+            ones = latents[:, -1 - len(ones) : -1]
         return -ones, ones
 
     def policy_plans(self, latents: Tensor, noise: Tensor) -> Tensor:
@@ -104,7 +107,7 @@ class LatentPlanner(Actor):
         """
         pair, draws = rng.split(key)
         z, weight = _each(latents, plans.shape[1]), plans.new_ones(())
-        total, discount = torch.zeros_like(plans[..., 0, 0]), cast(float, self.algorithm.config.discount)
+        total, discount = torch.zeros_like(plans[..., 0, 0]), self.algorithm.discount(z)
         for t in range(plans.shape[2]):
             step = self.apply("model", z, plans[:, :, t])
             z, total = step.latent, total + weight * HEAD.mean(step.reward)
@@ -122,7 +125,7 @@ def _each(latents: Tensor, count: int) -> Tensor:
 
 def open_loop(algorithm: TDMPC2, params: dict[str, Params], batch: Batch, context: int, key: Tensor) -> Expected:
     """See `offrl.world_models.open_loop.OpenLoopModel`: rewards alone, for latents are not decoded."""
-    latent = algorithm.apply("encoder", params["encoder"], steps_of(batch["observations"], context - 1))
+    latent = algorithm.encode(params, algorithm.extra(params), steps_of(batch["observations"], context - 1))
     rewards = []
     for action in batch["actions"][context - 1 : -1]:
         step = algorithm.apply("model", params["model"], latent, action)

@@ -8,7 +8,6 @@ near the policy's (`plan_start`, `plan_proposals`, `plan_std_max`, `plan_tempera
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -28,20 +27,20 @@ from offrl.algorithm import (
     Sampler,
     TrainState,
     Traits,
-    Tree,
     Update,
 )
 from offrl.algorithms.tdmpc2.actor import LatentPlanner, open_loop
 from offrl.algorithms.tdmpc2.critics import LatentCritics
 from offrl.algorithms.tdmpc2.networks import FORM, HEAD, LatentModel, LatentPolicy, latent_encoder
 from offrl.algorithms.tdmpc2.settings import TDMPC2Config, check_settings, fitted
+from offrl.algorithms.tdmpc2.tasks import ManyTasks, scaled_entropy
 from offrl.data.samplers.states import IS_TERMINAL, VALID, StateSampler, in_time, steps_of
 from offrl.nn.encoders.streams import shifted_windows
 from offrl.registry import register
 
 
 @register("algo", "tdmpc2")
-class TDMPC2(Algorithm[TDMPC2Config]):
+class TDMPC2(ManyTasks, Algorithm[TDMPC2Config]):
     """Modules: encoder, model (dynamics, rewards, terminals), critic, actor. Shapes: K states of a window, the first
     axis of all that is learnt from; B windows; L latent; E critics.
     """
@@ -55,6 +54,7 @@ class TDMPC2(Algorithm[TDMPC2Config]):
         actions=("continuous",),
         n_step=False,
         acts_on_device=True,
+        multitask=True,
     )
     actor_class = LatentPlanner
     open_loop = open_loop
@@ -62,7 +62,7 @@ class TDMPC2(Algorithm[TDMPC2Config]):
     @classmethod
     def fit_config(cls, config: TDMPC2Config, dataset: Dataset, grid: Grid = None) -> TDMPC2Config:
         """`config` with the discount of the longest episodes, and whether they end in terminals."""
-        return fitted(config, dataset)
+        return fitted(config, dataset, grid)
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
@@ -72,9 +72,9 @@ class TDMPC2(Algorithm[TDMPC2Config]):
         self.runtime.notes = (f"planning asks the model {steps:,} times before each action (algo.plan_*)",) * c.planning
         return {
             "encoder": latent_encoder(s, c.encoder_hidden, c.latent),
-            "model": LatentModel(c.latent, s.action_dim, c.hidden, bool(c.episodic)),
+            "model": LatentModel(c.latent, s.action_dim, c.hidden, c.episodic, len(self.parts)),
             "critic": self.critics.network,
-            "actor": LatentPolicy(c.latent, s.action_dim, c.hidden, **FORM),
+            "actor": LatentPolicy(c.latent, s.action_dim, c.hidden, bool(self.parts), **FORM),
         }
 
     def sampler(self) -> Sampler:
@@ -86,13 +86,10 @@ class TDMPC2(Algorithm[TDMPC2Config]):
             return Adam(c.learning_rate, eps=1e-5, clip_norm=c.clip_norm)
         return Adam(c.learning_rate * c.encoder_rate if name == "encoder" else c.learning_rate)
 
-    def extra(self, params: dict[str, Params]) -> Tree:
-        return {"scale": torch.ones(())}
-
     # ---- values
 
     def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor:
-        latents = self.apply("encoder", state.params["encoder"], observations)
+        latents = self.encode(state.params, state.extra, observations)
         return HEAD.mean(self.critics.logits(state.params["critic"], latents, actions)).amin(0)
 
     def td_target(self, state: TrainState, batch: Batch, following: Tensor, key: Tensor) -> Tensor:
@@ -101,7 +98,7 @@ class TDMPC2(Algorithm[TDMPC2Config]):
         action = self.policy.sample(self.apply("actor", state.params["actor"], following), draw)
         value = self.critics.target_q(state.target["critic"], following, action, chosen)
         masks = (~batch[IS_TERMINAL][1:]).float()
-        return losses.td_target(batch["rewards"][:-1], masks, self.config.discount, value)  # type: ignore[arg-type]
+        return losses.td_target(batch["rewards"][:-1], masks, self.discount(following), value)
 
     # ---- learning
 
@@ -124,12 +121,12 @@ class TDMPC2(Algorithm[TDMPC2Config]):
         """
         c, actions = self.config, batch["actions"][:-1]
         first = steps_of(batch["observations"], 0)
-        latents, steps = [self.apply("encoder", params["encoder"], first)], []
+        latents, steps = [self.encode(params, state.extra, first)], []
         for action in actions:
             steps.append(self.apply("model", params["model"], latents[-1], action))
             latents.append(steps[-1].latent)
         z = torch.stack(latents)
-        error = (z[1:] - following).square().mean(-1)
+        error = (z[1:] - following)[..., : c.latent].square().mean(-1)
         consistency = self.weighted(torch.where(batch[VALID][1:], error, 0.0))
         reward = self.weighted(HEAD.loss(torch.stack([step.reward for step in steps]), batch["rewards"][:-1]))
         logits = self.critics.logits(params["critic"], z[:-1], actions, key)
@@ -156,12 +153,13 @@ class TDMPC2(Algorithm[TDMPC2Config]):
         mean, log_std = self.apply("actor", actor, latents)
         noise = rng.normal(keys[0], tuple(mean.shape))
         action = (mean + log_std.exp() * noise).tanh()
-        entropy = mean.shape[-1] * (log_std + 0.5 * noise.square() + 0.5 * math.log(2.0 * math.pi)).sum(-1)
+        entropy = scaled_entropy(log_std, noise)
         q = self.critics.mean_q(state.params["critic"], latents, action, keys[1], keys[2])
         first = q[0].detach()
         spread = losses.percentile(first, 0.95) - losses.percentile(first, 0.05)
         scale = torch.lerp(state.extra["scale"], spread.clamp(min=1.0), c.polyak)
-        cloning = self.weighted((mean[:-1].tanh() - batch["actions"][:-1]).square())
+        error = (mean[:-1].tanh() - batch["actions"][:-1]).square()
+        cloning = self.weighted(self.per_action(error, log_std[:-1]))
         size = (q.detach() / scale).abs().mean() / losses.CLONING
         loss = c.bc_weight * size * cloning - self.weighted(q / scale + c.entropy_weight * entropy)
         metrics: dict[str, Any] = {"loss": loss, "bc": cloning, "scale": scale, "entropy": entropy.mean()}
@@ -171,10 +169,11 @@ class TDMPC2(Algorithm[TDMPC2Config]):
         keys = rng.split(key, 3)
         batch = in_time(shifted_windows(self.networks["encoder"], batch, key))
         later = steps_of(batch["observations"], slice(1, None))
-        following = self.apply("encoder", state.params["encoder"], later)
+        following = self.encode(state.params, state.extra, later)
         targets = self.td_target(state, batch, following, keys[0])
         modules, x = ("encoder", "model", "critic"), (batch, following, targets, keys[1])
         state, model, latents = self.descend(state, modules, self.model_loss, *x, clip=self.config.clip_norm, aux=True)
+        state, latents = self.renewed(state, latents, batch)
         state, actor = self.descend(state, "actor", self.actor_loss, batch, latents, keys[2])
         state = state.with_extra(scale=actor["actor/scale"])
         return self.polyak(state, "critic"), {**model, **actor}

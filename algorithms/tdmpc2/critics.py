@@ -9,6 +9,7 @@ from offrl import rng
 from offrl.algorithm import DataSpec, Params, Part
 from offrl.algorithms.tdmpc2.networks import FORM, HEAD
 from offrl.algorithms.tdmpc2.settings import TDMPC2Config
+from offrl.algorithms.tdmpc2.tasks import embedding_of
 from offrl.nn import EnsembleMLP, call
 from offrl.nn.encoders.own import members
 
@@ -20,15 +21,21 @@ class LatentCritics(Part):
 
     def __init__(self, config: TDMPC2Config, spec: DataSpec) -> None:
         super().__init__(config, spec)
-        inputs, dropout = config.latent + spec.action_dim, config.critic_dropout
+        self.inputs, dropout = config.latent + embedding_of(spec), config.critic_dropout
         self.network = EnsembleMLP(
-            config.critics, inputs, config.hidden, HEAD.out_dim, dropout=dropout, dropout_first=dropout > 0.0, **FORM
+            config.critics,
+            self.inputs + spec.action_dim,
+            config.hidden,
+            HEAD.out_dim,
+            dropout=dropout,
+            dropout_first=dropout > 0.0,
+            **FORM,
         )
         nn.init.zeros_(self.network.head.weight)
 
     def logits(self, params: Params, latents: Tensor, actions: Tensor, key: Tensor | None = None) -> Tensor:
         """Outputs [E, ..., K] at latents [..., L] and actions [..., A]; a key switches dropout on."""
-        x = torch.cat([latents, actions], -1)
+        x = torch.cat([latents[..., : self.inputs], actions], -1)
         key = key if self.config.critic_dropout else None
         return call(self.network, params, x.flatten(0, -2), key).unflatten(1, x.shape[:-1])
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl.algorithm import DataSpec
+from offrl.algorithms.tdmpc2.tasks import EMBEDDING, embedding_of
 from offrl.nn import MLP, TanhGaussian
 from offrl.nn.encoders.streams import observation_network
 from offrl.nn.heads import SymlogTwoHot
@@ -29,32 +30,54 @@ class LatentStep(NamedTuple):
 
 
 def latent_encoder(spec: DataSpec, hidden: Sequence[int], latent: int) -> nn.Module:
-    """The encoder of these observations."""
-    return observation_network(spec, lambda inputs: SimNormMLP(inputs, hidden, latent))
+    """The encoder of these observations; of several tasks with the embedding in place of the task's number."""
+    more = max(0, embedding_of(spec) - 1)
+    return observation_network(spec, lambda inputs: SimNormMLP(inputs + more, hidden, latent))
 
 
 class LatentModel(nn.Module):
-    """Dynamics, rewards and terminals in latent space."""
+    """Dynamics, rewards and terminals in latent space; of `tasks` tasks, if there are several, with their embeddings.
 
-    def __init__(self, latent: int, action_dim: int, hidden: Sequence[int], episodic: bool) -> None:
+    Then of latents the first L numbers are predicted, and what tells of the task stays as it is.
+    """
+
+    def __init__(
+        self, latent: int, action_dim: int, hidden: Sequence[int], episodic: bool | None, tasks: int = 0
+    ) -> None:
         super().__init__()
-        self.dynamics = SimNormMLP(latent + action_dim, hidden, latent)
-        self.reward = MLP(latent + action_dim, hidden, HEAD.out_dim, **FORM)
-        self.termination = MLP(latent, hidden, 1, **FORM) if episodic else None
+        self.latent, self.inputs = latent, latent + (EMBEDDING if tasks else 0)
+        self.dynamics = SimNormMLP(self.inputs + action_dim, hidden, latent)
+        self.reward = MLP(self.inputs + action_dim, hidden, HEAD.out_dim, **FORM)
+        self.termination = MLP(self.inputs, hidden, 1, **FORM) if episodic else None
         nn.init.zeros_(self.reward.head.weight)
+        self.tasks = nn.Parameter(torch.empty(tasks, EMBEDDING).uniform_(-0.02, 0.02)) if tasks else None
 
     def forward(self, latents: Tensor, actions: Tensor) -> LatentStep:
         """latents [..., L], actions [..., A]."""
-        x = torch.cat([latents, actions], -1)
+        x = torch.cat([latents[..., : self.inputs], actions], -1)
         following = self.dynamics(x)
-        ends = None if self.termination is None else self.termination(following).squeeze(-1)
+        if self.tasks is not None:
+            following = torch.cat([following, latents[..., self.latent :]], -1)
+        ends = None if self.termination is None else self.termination(following[..., : self.inputs]).squeeze(-1)
         return LatentStep(following, self.reward(x), ends)
 
 
 class LatentPolicy(TanhGaussian):
-    """TanhGaussian whose log standard deviation is low + (high - low) (tanh(x) + 1) / 2 of the network's output x."""
+    """TanhGaussian whose log standard deviation is low + (high - low) (tanh(x) + 1) / 2 of the network's output x.
+
+    many: latents are of several tasks, whose mask says which actions they lack: these are 0, with the log standard
+    deviation -inf.
+    """
+
+    def __init__(self, latent: int, action_dim: int, hidden: Sequence[int], many: bool = False, **form: Any) -> None:
+        self.inputs = latent + EMBEDDING if many else None
+        super().__init__(self.inputs or latent, action_dim, hidden, **form)
 
     def forward(self, observations: Tensor, key: Tensor | None = None) -> Dist:
-        mean, x = self.net(observations, key).chunk(2, -1)
+        mean, x = self.net(observations[..., : self.inputs], key).chunk(2, -1)
         low, high = LOG_STD
-        return mean, low + 0.5 * (high - low) * (x.tanh() + 1.0)
+        log_std = low + 0.5 * (high - low) * (x.tanh() + 1.0)
+        if self.inputs is None:
+            return mean, log_std
+        mask = observations[..., self.inputs : -1]
+        return mean * mask, torch.where(mask > 0.0, log_std, -torch.inf)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from offrl.algorithm import Grid
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.nn.simnorm import GROUP
@@ -31,6 +32,9 @@ class TDMPC2Config(MPPISettings):
         "discount factor; null: 1 - 5 / T, at least 0.95 and at most 0.995, T the most steps of an episode",
         low=0.0,
         high=1.0,
+    )
+    discounts: list[float] = setting(
+        [], "that of each of several tasks, by the most steps of its episodes", filled=True
     )
     polyak: float = setting(
         0.01, "share of the online critics that enters their targets in each update, and of a batch's spread of values "
@@ -93,15 +97,29 @@ def check_settings(config: TDMPC2Config) -> None:
         )
 
 
-def fitted(config: TDMPC2Config, dataset: Dataset) -> TDMPC2Config:
-    """`config` with what the data decide: the discount, and whether ends are learnt."""
+def fitted(config: TDMPC2Config, dataset: Dataset, grid: Grid = None) -> TDMPC2Config:
+    """`config` with what the data decide: the discount, of several tasks each one's, and whether ends are learnt."""
     task, longest = dataset.spec.task, int(dataset.episode_lengths().max())
     steps = (task.max_episode_steps if task else None) or longest
+    if task is not None and task.parts and config.discount is None and "discount" not in (grid or {}):
+        config = replace(config, discounts=[discount_for(count) for count in steps_by_task(dataset)])
+        steps = max(steps_by_task(dataset))
     return replace(
         config,
         discount=discount_for(steps) if config.discount is None else config.discount,
         episodic=bool(dataset.columns["terminations"].any()) if config.episodic is None else config.episodic,
     )
+
+
+def steps_by_task(dataset: Dataset) -> list[int]:
+    """The most steps of an episode of each task of multi-task data: its limit, or else the longest of the data."""
+    assert dataset.spec.task is not None
+    number = dataset.columns["observations"][dataset.episode_start, -1]
+    lengths = dataset.episode_lengths()
+    return [
+        part.task.max_episode_steps or max(lengths[number == k].tolist(), default=1)
+        for k, part in enumerate(dataset.spec.task.parts)
+    ]
 
 
 def discount_for(steps: int) -> float:

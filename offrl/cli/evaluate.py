@@ -137,6 +137,7 @@ def run(arguments: list[str]) -> int:
         columns |= _without_shield(rows, trained.evaluate(**scoring).rows())
     if result.tasks <= WIDEST:  # no line holds more; scores.csv of a run does
         columns["success by task"] = [row["success_by_task"] or "" for row in rows]
+        columns["score by task"] = [row.get("score_by_task", "") for row in rows]
     print_columns(columns, f"{trained.algorithm}: {result.label}")
     means, unit = result.per_seed(), "score" if result.scores is not None else "return"
     for where in by_cell(trained.replicas).values():

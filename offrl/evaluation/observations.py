@@ -12,6 +12,7 @@ from offrl.data.raw import join_observations
 from offrl.errors import UserError
 from offrl.evaluation.streams import as_streams
 from offrl.tasks.entries import OWN_ORDER, entries
+from offrl.tasks.task import listed_parts
 
 
 def as_array(observation: Any, spec: DataSpec) -> tuple[np.ndarray, bool]:
@@ -45,6 +46,11 @@ def as_array(observation: Any, spec: DataSpec) -> tuple[np.ndarray, bool]:
         raise UserError(f"{shown}; this policy takes {shape}{meaning} or a batch of those")
     if not np.isfinite(array).all():
         raise UserError("the observation holds NaN or infinity")
+    parts = spec.task.parts if spec.task is not None else ()
+    if parts and (unknown := sorted(set(array[..., -1].ravel().tolist()) - {*range(len(parts))})):
+        raise UserError(
+            f"the observation's last number is its task's, and there is no task {unknown[0]:g}: {listed_parts(parts)}"
+        )
     return array if batched else array[None], batched
 
 

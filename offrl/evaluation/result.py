@@ -58,6 +58,8 @@ class Evaluation:
     # [N, E, 3] float64, sums over steps of what shields did (see `shield.Guarded.changes`); None: there are none
     shielded: np.ndarray | None = None
     tasks: int = 1  # episode e is of task e % tasks, of those that `Task.starts` names
+    # of multi-task data: the numbers of the tasks that are played, each in an environment of its own
+    numbers: list[int] | None = None
 
     @property
     def label(self) -> str:
@@ -93,6 +95,7 @@ class Evaluation:
                 "success_by_task": None
                 if self.tasks == 1 or self.successes is None
                 else " ".join(f"{s:.4g}" for s in self.by_task(n)),
+                **({} if self.numbers is None else {"score_by_task": self._numbered(n, self.numbers)}),
                 **self._costs(n),
                 **self._shield(n),
             }
@@ -128,15 +131,30 @@ class Evaluation:
         rows = [slice(first, first + count) for first in range(0, len(self.returns), count)]
         return tuple(replace(self, **{name: column[part] for name, column in columns.items()}) for part in rows)
 
-    def by_task(self, n: int) -> list[float]:
-        """The share of policy n's episodes of each task that succeed; NaN for a task that was not played."""
-        assert self.successes is not None
-        parts = [self.successes[n, k :: self.tasks] for k in range(self.tasks)]
+    def by_task(self, n: int, values: np.ndarray | None = None) -> list[float]:
+        """The share of policy n's episodes of each task that succeed, or the mean of other `values` [N, E]; NaN for a
+        task that was not played.
+        """
+        values = self.successes if values is None else values
+        assert values is not None
+        parts = [values[n, k :: self.tasks] for k in range(self.tasks)]
         return [float(p.mean()) if len(p) else float("nan") for p in parts]
 
+    def _numbered(self, n: int, numbers: list[int]) -> str:
+        """The mean of policy n's `values` in each task, behind its number."""
+        means = zip(numbers, self.by_task(n, self.values), strict=True)
+        return " ".join(f"{number}:{mean:.4g}" for number, mean in means)
+
     def _overestimation(self, n: int) -> float | None:
-        """The overestimation of policy n by its own critic: the mean of Q(s_0, a_0) less the discounted return."""
-        if self.discounted is None or self.estimates is None or np.isnan(self.estimates[n]).any():
+        """The overestimation of policy n by its own critic: the mean of Q(s_0, a_0) less the discounted return; None of
+        multi-task data, whose tasks have discounts of their own.
+        """
+        if (
+            self.numbers is not None
+            or self.discounted is None
+            or self.estimates is None
+            or np.isnan(self.estimates[n]).any()
+        ):
             return None
         return float((self.estimates[n] - self.discounted[n]).mean())
 
@@ -199,5 +217,6 @@ class Tally:
             self.limits,
             shielded,
             max(1, len(task.starts)),
+            [start["task"] for start in task.starts] if task.parts else None,
         )
         return Evaluation(self.returns, self.lengths, successes, scores, task.name, provenance, numbers, *statistics)

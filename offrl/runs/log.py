@@ -18,7 +18,7 @@ from typing import Any
 from offrl.errors import UserError
 from offrl.runs.loggers import Loggers
 from offrl.runs.parse import header
-from offrl.runs.score import COSTS
+from offrl.runs.score import BY_TASK, COSTS
 from offrl.settings.replicas import Replica
 from offrl.system.csv_text import text_of
 from offrl.system.files import open_to_append, replacing
@@ -30,7 +30,7 @@ SCORE_COLUMNS = (
     "env_id", "packages", "reference", "scored_by",
     "discounted_mean", "q_overestimation", "success_by_task",
 )  # fmt: skip
-OWN_COLUMNS = {*SCORE_COLUMNS, *COSTS}  # all but those of a grid
+OWN_COLUMNS = {*SCORE_COLUMNS, *BY_TASK, *COSTS}  # all but those of a grid
 TIMING = "timing.jsonl"
 EPISODES = "episodes.jsonl"  # the single episodes behind scores.csv
 BOARD = {  # what TensorBoard calls the columns of scores.csv
@@ -184,8 +184,9 @@ class RunLog:
         self._metrics = LineFile(self.run_dir / "metrics.jsonl", json_step, keep_to)
         scores_to = keep_to if unscored is None else unscored - 1
         path = self.run_dir / "scores.csv"
-        if resume_step is not None and header(path).endswith(",".join(COSTS)):
-            self._columns += COSTS
+        if resume_step is not None:
+            known = header(path).split(",")
+            self._columns += tuple(name for name in (*BY_TASK, *COSTS) if name in known)
         self._scores = LineFile(path, csv_step, scores_to, header=",".join(self._columns) + "\n")
         self._episodes = LineFile(self.run_dir / EPISODES, json_step, scores_to)
         self._timing = LineFile(self.run_dir / TIMING, json_step, keep_to)
@@ -215,12 +216,14 @@ class RunLog:
         costs: Any = None,
     ) -> None:
         """Evaluation results at `step`: one row per replica, in their order, with the keys of SCORE_COLUMNS (`step` and
-        the grid's values are filled in, the rest stays empty) and of COSTS where there are costs. `returns`
+        the grid's values are filled in, the rest stays empty), of BY_TASK of multi-task data, and of COSTS where there
+        are costs. `returns`
         (undiscounted), `lengths` (steps) and `costs`, all [N, E]: of the single episodes, for episodes.jsonl; the
         returns for TensorBoard too."""
-        if costs is not None and "cost" not in self._columns:
-            self._columns += COSTS
-            self._scores.widen(",".join(self._columns), len(COSTS))
+        for names, due in ((BY_TASK, BY_TASK[0] in rows[0]), (COSTS, costs is not None)):
+            if due and names[0] not in self._columns:
+                self._columns += names
+                self._scores.widen(",".join(self._columns), len(names))
         lines = []
         for replica, row in zip(self.replicas, rows, strict=True):
             if unknown := set(row) - {*self._columns}:

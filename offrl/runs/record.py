@@ -42,12 +42,12 @@ RESTORE = "restore the file that offrl wrote, or choose another name="
 LATER = {  # settings of later versions, which are in a run's name where they are set alone
     "dataset": (
         *DatasetConfig.VIEW,
-        *("image_size", "episodes", "mask", "intervention_share", "keep", "cost_labels"),
+        *("image_size", "episodes", "mask", "intervention_share", "keep", "cost_labels", "multitask"),
     ),
     "encoder": ("pretrained_id", "fusion"),
     "algo": (
         *("cost_limit", "cost_horizon", "cost_discount", "cost_pessimism", "cost_after_end"),
-        *("cost_states", "multiplier", "multiplier_rate", "risk", "value_quantiles"),
+        *("cost_states", "multiplier", "multiplier_rate", "risk", "value_quantiles", "discounts"),
     ),
 }
 PACKAGES = ("offrl", "torch", "numpy", "gymnasium", "mujoco", "minari", "h5py", "gymnasium-robotics")

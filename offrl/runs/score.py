@@ -63,6 +63,7 @@ class Score:
 
 
 COSTS = ("cost", "cost_normalized", "safe")  # columns of tables with costs alone
+BY_TASK = ("score_by_task",)  # of those of multi-task data alone
 COLUMNS = tuple(f.name for f in fields(Score) if f.name not in COSTS)
 
 

@@ -31,6 +31,7 @@ class DatasetConfig:
     # Settings of `apply_transforms`: what is done after the columns are assembled.
     TRANSFORMS: ClassVar[tuple[str, ...]] = (
         "concatenate",
+        "multitask",
         "split",
         "split_part",
         "split_seed",
@@ -75,6 +76,7 @@ class DatasetConfig:
 
     # What networks see of observations, rather than what is in the data.
     VIEW: ClassVar[tuple[str, ...]] = ("frames", "history", "history_stride", "history_actions", "action_delay")
+    SINGLE: ClassVar[tuple[str, ...]] = ("normalize_observations", "observation_keys", "augment", *VIEW)
     CHANGES: ClassVar[tuple[str, ...]] = (*TRANSFORMS, "drop_timeout_rows", *VIEW, "image_size", "episodes")
 
     # Those of them that decide what the data are, and not only how an algorithm is to see them: estimates of values
@@ -133,6 +135,11 @@ class DatasetConfig:
     )
     action_high: list[float] = setting([], "see action_low")
     concatenate: list[str] = setting([], "more datasets of the same shapes, appended")
+    multitask: bool = setting(
+        False,
+        "several tasks, of any sizes: each dataset with concatenate is one, or each number in the column tasks of one "
+        "alone (docs/in-context.md)",
+    )
     split: float = setting(
         1.0,
         "divide the episodes, at random within thirds of their returns: this share and the rest",
@@ -317,6 +324,8 @@ class DatasetConfig:
     def validate(self) -> None:
         """Raises UserError for the first setting out of range."""
         check(self, "dataset.")
+        if self.multitask and (names := self.changed(self.SINGLE)):
+            raise UserError(f"dataset.multitask=true: {names[0]} is of a single task's observations; leave it out")
         if self.split == 1.0 and self.split_part == "second":
             raise UserError("dataset.split_part=second needs dataset.split below 1, the share of the first part")
         if self.labelled_fraction > self.labelled_quantile and self.labelled_fraction < 1.0:

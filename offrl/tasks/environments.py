@@ -44,6 +44,8 @@ def resolve_task(task: Task | None, config: EvalConfig, goals: bool = False) -> 
     """
     if config.env == "none":
         return None
+    if task is not None and task.parts:
+        return _played(task, config.env)
     if config.env == "auto":
         result = task if task is not None and (task.env_id or task.env_factory) else None
         return towards_goals(result) if result is not None and goals else result
@@ -55,6 +57,20 @@ def resolve_task(task: Task | None, config: EvalConfig, goals: bool = False) -> 
             base, env_id=config.env, env_kwargs={}, env_factory=None, max_episode_steps=None, starts=(), note=note
         )
     return towards_goals(base) if goals else base
+
+
+def _played(task: Task, env_id: str) -> Task | None:
+    """Multi-task data's task that plays all tasks (auto), or those of one environment; None where one of them has no
+    environment. Raises UserError for an environment that none of them is of.
+    """
+    environments = [part.task.env_id for part in task.parts]
+    numbers = [k for k, name in enumerate(environments) if env_id in ("auto", name)]
+    if not numbers:
+        known = ", ".join(dict.fromkeys(name or "one without an environment" for name in environments))
+        raise UserError(f"the environment {env_id} is of no task that the policy learnt: {known}")
+    if not all(environments[k] for k in numbers):
+        return None
+    return dataclasses.replace(task, starts=tuple({"task": k} for k in numbers))
 
 
 def towards_goals(task: Task) -> Task:
@@ -101,6 +117,10 @@ def make_env(task: Task) -> gym.Env:
 def _bare(task: Task) -> gym.Env:
     import gymnasium as gym
 
+    if task.parts:
+        from offrl.tasks.multitask import MultiTaskEnv
+
+        return MultiTaskEnv(task)
     if task.env_factory is not None:
         return _made(task.env_factory, f"{task.name}: env_factory")
     if task.env_id is None:

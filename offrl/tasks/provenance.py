@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import gymnasium as gym
 
@@ -41,6 +42,8 @@ class Provenance:
 
 def provenance(task: Task, env: gym.Env) -> Provenance:
     """The provenance of scores of `task` in `env`."""
+    if task.parts:
+        return _of_parts(task, env)
     base = env.unwrapped
     name = task.env_id or str(getattr(task.env_factory, "__qualname__", type(base).__name__))
     packages = ["gymnasium"]
@@ -54,3 +57,13 @@ def provenance(task: Task, env: gym.Env) -> Provenance:
             versions.append(f"{package} {version(package)}")
     reference = "" if task.ref_min is None or task.scored_by == "success" else task.ref_label or "given"
     return Provenance(name.rpartition(":")[2], ", ".join(versions), reference, task.scored_by)
+
+
+def _of_parts(task: Task, env: Any) -> Provenance:
+    """The provenance of scores in several tasks; env: a `MultiTaskEnv`."""
+    numbers = [start["task"] for start in task.starts]
+    each = [provenance(task.parts[number].task, env.env_of(number)) for number in numbers]
+    columns = [dict.fromkeys(getattr(one, name) for one in each) for name in ("env_id", "packages", "reference")]
+    packages = dict.fromkeys(package for text in columns[1] for package in text.split(", ") if package)
+    reference = "" if "" in columns[2] else " and ".join(columns[2])
+    return Provenance("+".join(columns[0]), ", ".join(packages), reference)

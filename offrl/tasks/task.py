@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+import numpy as np
+
 from offrl import registry
 from offrl.errors import UserError, warn
 from offrl.settings.kinds import misfit
@@ -47,6 +49,9 @@ class Task:
         "return"  # what a score is made of: the return, or "success": 100 times the share of episodes that succeed
     )
     note: str = ""  # how the environment differs from the one the data or the reference scores come from
+    # the tasks of multi-task data, by their numbers, each scored in an environment of its own; `starts` names those
+    # that are played
+    parts: tuple[TaskPart, ...] = ()
 
     def __post_init__(self) -> None:
         """An environment that code outside offrl names (a user's, a plugin's) is one that a person named; offrl itself
@@ -54,14 +59,6 @@ class Task:
         """
         if sys._getframe(2).f_globals.get("__name__", "offrl").partition(".")[0] not in ("offrl", "dataclasses"):
             trust.typed(self.env_id, self.env_kwargs)
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary, which `task_from_json` reads, less what `DataSpec.to_json` leaves out."""
-        data = asdict(replace(self, env_factory=None))
-        del data["file"]
-        if not self.observation_numbers:  # older files do not say it
-            del data["observation_numbers"]
-        return data
 
     def normalise(self, returns: Any) -> Any:
         """100 (G - ref_min) / (ref_max - ref_min) (D4RL, arXiv 2004.07219, section 4); None when the task has no
@@ -84,11 +81,43 @@ class Task:
 
     def score(self, returns: Any, successes: Any) -> Any:
         """Scores of episodes with these undiscounted returns and successes (None: unknown); None where there is no way
-        to score them.
+        to score them. Of multi-task data [N, E], episode e in the task that `starts` names for it.
         """
+        if self.parts:
+            scores = [self.part_of(e).task.normalise(returns[:, e]) for e in range(returns.shape[1])]
+            return None if any(score is None for score in scores) else np.stack(scores, 1)
         if self.scored_by == "success":
             return None if successes is None else 100.0 * successes
         return self.normalise(returns)
+
+    def part_of(self, episode: int) -> TaskPart:
+        """The task of multi-task data that an episode of an evaluation is of."""
+        return self.parts[self.starts[episode % len(self.starts)]["task"]]
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for a JSON file, less `env_factory`, a function, and `file`, for downloads."""
+        plain = asdict(replace(self, env_factory=None, parts=()))
+        del plain["file"], plain["parts"]
+        if not self.observation_numbers:  # older files do not say it
+            del plain["observation_numbers"]
+        parts = [{**asdict(replace(part, task=Task(""))), "task": part.task.to_json()} for part in self.parts]
+        return {**plain, "parts": parts} if parts else plain
+
+
+@dataclass(frozen=True)
+class TaskPart:
+    """A task of multi-task data, in which numbers of smaller observations and actions stand first."""
+
+    task: Task
+    observation_dim: int
+    action_low: tuple[float, ...]  # the range that its actions [A] were scaled from
+    action_high: tuple[float, ...]
+
+
+def listed_parts(parts: tuple[TaskPart, ...], most: int = 5) -> str:
+    """The numbers of tasks, and their names, in words."""
+    names = [f"{number} is {part.task.name}" for number, part in enumerate(parts[:most])]
+    return ", ".join(names) + (f", ... {len(parts) - 1}" if len(parts) > most else "")
 
 
 def lookup(name: str) -> Task | None:
@@ -117,7 +146,7 @@ def task_from_json(data: Mapping[str, Any], where: str = "the file") -> Task:
     """
     if not isinstance(data, Mapping):
         raise UserError(f"{where} is damaged: its task is {str(data)[:40]!r}")
-    values = {f.name: data[f.name] for f in fields(Task) if f.name in data and f.name != "env_factory"}
+    values = {f.name: data[f.name] for f in fields(Task) if f.name in data and f.name not in ("env_factory", "parts")}
     for key in ("observation_keys", "observation_numbers", "starts", "ref_envs"):
         values[key] = tuple(values[key]) if isinstance(values.get(key), list | tuple) else values.get(key) or ()
     wrong = misfit(values, Task, "") or ("" if "name" in values else "name is missing")
@@ -128,7 +157,28 @@ def task_from_json(data: Mapping[str, Any], where: str = "the file") -> Task:
     wrong = wrong or next((f"{k} is below 1" for k in sizes if (values.get(k) or 1) < 1), "")
     if wrong:
         raise UserError(f"{where} is damaged: its task is none that offrl writes: {wrong}")
-    return Task(**values | {"env_kwargs": recorded_arguments(values.get("env_kwargs") or {})})
+    values |= {"env_kwargs": recorded_arguments(values.get("env_kwargs") or {})}
+    return Task(**values, parts=_parts_from_json(data.get("parts") or [], where))
+
+
+def _parts_from_json(parts: Any, where: str) -> tuple[TaskPart, ...]:
+    """The tasks of multi-task data. Raises UserError for entries of other types or sizes."""
+    failure = f"{where} is damaged: its task is none that offrl writes: "
+    if not isinstance(parts, list):
+        raise UserError(f"{failure}parts is no list")
+    tasks = []
+    for entry in parts:
+        if not isinstance(entry, Mapping) or set(entry) < {f.name for f in fields(TaskPart)}:
+            raise UserError(f"{failure}a part lacks an entry")
+        task, width, low, high = (entry[f.name] for f in fields(TaskPart))
+        values = {"observation_dim": width, "action_low": low, "action_high": high}
+        wrong = misfit(values, TaskPart, "") or ("" if isinstance(task, Mapping) else "a part is no task")
+        if not wrong and (width < 1 or not 1 <= len(low) == len(high) or task.get("parts")):
+            wrong = "a part has no observations, no actions, or parts of its own"
+        if wrong:
+            raise UserError(f"{failure}{wrong}")
+        tasks.append(TaskPart(task_from_json(task, where), width, tuple(low), tuple(high)))
+    return tuple(tasks)
 
 
 def warn_of_references(task: Task, env_name: str) -> None:
@@ -143,6 +193,8 @@ def warn_of_references(task: Task, env_name: str) -> None:
 def with_factory(task: Task | None, factory: Callable[[], Any], name: str) -> Task:
     """`task` scored in the environment that `factory` makes; for data without a task a new one called `name`. Reference
     scores stay only where that environment, by its `spec.id`, is one for which they hold."""
+    if task is not None and task.parts:
+        raise UserError(f"{name} is of {len(task.parts)} tasks, each scored in its own environment: leave out env")
     note = ""
     if place_of(factory) is None:
         label = getattr(factory, "__qualname__", type(factory).__name__)

@@ -289,6 +289,12 @@ def check_kind(algorithm_class: Any, name: str, dataset: Dataset) -> None:
             "dataset.history, history_actions and action_delay, or give goals of their own (achieved_goals)"
         )
     traits = algorithm_class.traits
+    if spec.task is not None and spec.task.parts and not traits.multitask:
+        able = [n for n, c in registry.names("algo").items() if c.traits.multitask]
+        raise UserError(
+            f"{name} learns one task, and {spec.name} is of {len(spec.task.parts)} (dataset.multitask): take "
+            f"{', '.join(able)}"
+        )
     # what such data lack is read as zeros
     if (
         spec.source == "lerobot"

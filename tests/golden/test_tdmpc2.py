@@ -16,9 +16,12 @@ from offrl.algorithm import TrainState
 from offrl.algorithms.tdmpc2 import TDMPC2, TDMPC2Config
 from offrl.algorithms.tdmpc2.networks import LatentPolicy
 from offrl.algorithms.tdmpc2.settings import discount_for
+from offrl.algorithms.tdmpc2.tasks import EMBEDDING, within_unit
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import DataSpec
 from offrl.data.samplers.states import StateSampler
+from offrl.data.transforms.episodes import concatenate
+from offrl.data.transforms.multitask import as_tasks
 from offrl.errors import UserError
 from offrl.nn.simnorm import simnorm
 from offrl.settings.train import TrainConfig
@@ -457,3 +460,189 @@ def test_refusals() -> None:
         make_algorithm(config, a_dataset(actions=np.arange(40) % 2))
     with pytest.raises(UserError, match="no window of 31 states"):
         registry.get("algo", "tdmpc2")(TDMPC2Config(**SMALL, horizon=30), SPEC).sampler().prepare(a_dataset())
+
+
+# ---- several tasks
+
+
+def of_two_tasks() -> Any:
+    """Data of a task with 2 numbers and 1 action, and of one with OBS and A; observations get the task's number."""
+    g, n = np.random.default_rng(3), 24
+    last = np.arange(n) % 6 == 5
+    sizes = ((2, 1, 1.0), (OBS, A, 2.0))
+    datasets = [
+        from_arrays(g.normal(size=(n, o)), most * g.uniform(-1, 1, (n, a)), 5 * g.normal(size=n),
+                    last & (np.arange(n) < 12), last & (np.arange(n) >= 12), action_low=[-most] * a,
+                    action_high=[most] * a)
+        for o, a, most in sizes
+    ]  # fmt: skip
+    return concatenate(as_tasks(datasets))
+
+
+def make_many(**settings: Any) -> tuple[TDMPC2, TrainState, dict[str, Tensor]]:
+    """The algorithm, a state in which no head is 0 any more, and a batch of both tasks."""
+    data = of_two_tasks()
+    algorithm = TDMPC2(TDMPC2Config(**{**SMALL, "discounts": [0.9, 0.6], **settings}), data.spec)
+    state, g = algorithm.init(2), torch.Generator().manual_seed(1)
+    for params in (*state.params.values(), *state.target.values()):
+        params.update({k: v + 0.1 * torch.randn(v.shape, generator=g) for k, v in params.items()})
+    sampler = StateSampler(H + 1)
+    batch = sampler(sampler.prepare(data), rng.make_key(5), B)
+    assert set(batch["observations"][:, 0, -1].tolist()) == {0.0, 1.0}
+    return algorithm, state._replace(extra={**state.extra, "scale": torch.tensor(1.5)}), batch
+
+
+MASKS, DISCOUNTS = torch.tensor([[1.0, 0.0], [1.0, 1.0]]), (0.9, 0.6)
+
+
+def test_an_update_of_two_tasks_by_hand() -> None:
+    """Each window by itself, with the embedding, the actions and the discount of its task."""
+    algorithm, state, batch = make_many(critic_dropout=0.0)
+    embeddings = 1.2 * state.params["model"]["tasks"] / state.params["model"]["tasks"].norm(dim=-1, keepdim=True)
+    state.params["model"]["tasks"] = embeddings
+    key = rng.make_key(9)
+    after, metrics = algorithm.update(state, batch, key, phase=0)
+    keys, plain = rng.split(key, 3), Plain(state)
+    noise = rng.normal(rng.split(keys[0])[1], (H, B, A))
+
+    def policy(nets: Plain, z: Tensor, e: Tensor, eps: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        mean, raw = nets.actor(torch.cat([z, e])).chunk(2)
+        log_std = -10 + 6 * (raw.tanh() + 1)
+        count = int(MASKS[k].sum())
+        action = ((mean + log_std.exp() * eps) * MASKS[k]).tanh()
+        log_prob = (-0.5 * eps.square() - log_std - 0.9189385332)[:count].sum()
+        return action, -count * log_prob
+
+    sums = dict.fromkeys(("model/consistency", "model/reward", "critic/loss"), 0.0)
+    latents = torch.zeros(H + 1, B, LATENT)
+    for b in range(B):
+        k = int(batch["observations"][b, 0, -1])
+        e = embeddings[k]
+        rows = [plain.encoder(torch.cat([row, e])) for row in batch["observations"][b, :, :-1]]
+        z = latents[0, b] = rows[0].detach()
+        for t in range(H):
+            x = torch.cat([z, e, batch["actions"][b, t]])
+            next_x = torch.cat([rows[t + 1], e, policy(plain, rows[t + 1], e, noise[t, b], k)[0]])
+            q = min(float(value_of(net(next_x))) for net in plain.targets)
+            y = batch["rewards"][b, t] + DISCOUNTS[k] * float(~batch["is_terminal"][b, t + 1]) * q
+            weight = 0.5**t / H / B
+            sums["model/reward"] += weight * float(cross_entropy(plain.reward(x), batch["rewards"][b, t]))
+            sums["critic/loss"] += weight / E * sum(float(cross_entropy(net(x), y)) for net in plain.critics)
+            z = latents[t + 1, b] = plain.dynamics(x).detach()
+            error = float((z - rows[t + 1]).square().mean())
+            sums["model/consistency"] += weight * error * float(batch["valid"][b, t + 1])
+    for name, value in sums.items():
+        assert float(metrics[name]) == pytest.approx(value, rel=2e-5), name
+
+    # the policy's loss, with critics and embeddings after their step; these within the unit ball
+    moved = Plain(after._replace(params={**after.params, "actor": state.params["actor"]}))
+    embeddings = after.params["model"]["tasks"]
+    torch.testing.assert_close(embeddings.norm(dim=-1), torch.ones(2), rtol=1e-5, atol=0.0)
+    pair = rng.split(keys[2], 3)
+    noise, among = rng.normal(pair[0], (H + 1, B, A)), rng.uniform(pair[1], (E,)).topk(2).indices.tolist()
+    q, entropy, bc = torch.zeros(H + 1, B), torch.zeros(H + 1, B), torch.zeros(H, B)
+    for b in range(B):
+        k = int(batch["observations"][b, 0, -1])
+        e, count = embeddings[k], int(MASKS[k].sum())
+        for t in range(H + 1):
+            action, entropy[t, b] = policy(moved, latents[t, b], e, noise[t, b], k)
+            x = torch.cat([latents[t, b], e, action])
+            q[t, b] = sum(float(value_of(moved.critics[i](x))) for i in among) / 2
+            if t < H:
+                mean = moved.actor(torch.cat([latents[t, b], e]))[:count].tanh()
+                bc[t, b] = (mean - batch["actions"][b, t, :count]).square().mean()
+    spread = torch.quantile(q[0], 0.95) - torch.quantile(q[0], 0.05)
+    scale, rho = 1.5 + 0.01 * (max(float(spread), 1.0) - 1.5), 0.5 ** torch.arange(H + 1)
+    loss = -((q / scale + 1e-4 * entropy).mean(-1) * rho).mean()
+    loss = loss + (q / scale).abs().mean() / 2.5 * (bc.mean(-1) * rho[:-1]).mean()
+    assert float(metrics["actor/loss"]) == pytest.approx(float(loss), rel=1e-4, abs=1e-6)
+
+
+def test_embeddings_of_norm_1_at_most() -> None:
+    _, state, _ = make_many()
+    params = {"tasks": torch.tensor([[3.0, 4.0], [0.3, 0.4]]), "other": torch.ones(1)}
+    inside = within_unit(params)
+    torch.testing.assert_close(inside["tasks"], torch.tensor([[0.6, 0.8], [0.3, 0.4]]))
+    assert float(inside["tasks"].norm(dim=-1).max()) <= 1.0 and inside["other"] is params["other"]
+    fresh = TDMPC2(TDMPC2Config(**SMALL), of_two_tasks().spec).init(0).params["model"]["tasks"]
+    assert fresh.shape == (2, EMBEDDING) == state.params["model"]["tasks"].shape and float(fresh.abs().max()) <= 0.02
+
+
+def test_actions_that_a_task_lacks() -> None:
+    """They are 0, whatever is drawn, and nothing is learnt of them."""
+    algorithm, state, batch = make_many(discounts=[])
+    observations = batch["observations"][:, 0]
+    first = observations[:, -1] == 0.0
+    latents = algorithm.encode(state.params, state.extra, observations)
+    dist = algorithm.apply("actor", state.params["actor"], latents)
+    for action in (algorithm.policy.sample(dist, rng.make_key(3)), algorithm.policy.mode(dist)):
+        assert bool((action[first, 1] == 0.0).all()) and bool((action[~first] != 0.0).all())
+
+    # outputs 0 and 2 are of the action that the task has
+    of_first = {name: x[first].transpose(0, 1) for name, x in batch.items()}
+    z = algorithm.encode(state.params, state.extra, of_first["observations"])
+
+    def loss(params: dict[str, Tensor]) -> Tensor:
+        return algorithm.actor_loss(params, state, of_first, z, rng.make_key(4))[0]
+
+    gradient = torch.func.grad(loss)(state.params["actor"])
+    bias = gradient["net.head.bias"]
+    assert bool((bias[[1, 3]] == 0.0).all()) and bool((bias[[0, 2]] != 0.0).all())
+    assert all(bool(x.isfinite().all()) for x in gradient.values())
+
+
+@pytest.mark.parametrize("explore", [False, True])
+def test_plans_of_a_task_use_its_own_actions(explore: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm, state, batch = make_many()
+    actor: Any = algorithm.actor(state)
+    observations, plans, returns = batch["observations"][:, 0], list[Tensor](), actor.returns
+    first = observations[:, -1] == 0.0
+
+    def record(latents: Tensor, tried: Tensor, key: Tensor) -> Tensor:
+        plans.append(tried)
+        return returns(latents, tried, key)
+
+    monkeypatch.setattr(actor, "returns", record)
+    carry = actor.start(len(observations))
+    for t in range(2):
+        action, carry = actor.act(carry, observations, rng.make_key(t), explore=explore)
+        assert bool((action[first, 1] == 0.0).all()) and bool((action[~first, 1] != 0.0).all())
+        assert bool((carry.mean[first][..., 1] == 0.0).all())
+    assert len(plans) == 4
+    for tried in plans:
+        assert bool((tried[first][..., 1] == 0.0).all()) and bool((tried[~first][..., 1].std(1) > 0.0).all())
+
+
+def test_returns_of_plans_by_the_discount_of_their_task() -> None:
+    """Rewards of 1, no values and no ends: 1 + gamma + gamma^2."""
+    algorithm, state, batch = make_many(episodic=False)
+    ones = torch.full((101,), -1e3)
+    ones[50 + round(np.log(2.0) / 0.2 - 0.5)] = 0.0
+    params = {name: torch.zeros_like(x) for name, x in state.params["model"].items()}
+    params["reward.head.bias"] = ones
+    critic = {name: torch.zeros_like(x) for name, x in state.params["critic"].items()}
+    state = state._replace(params={**state.params, "model": params, "critic": critic})
+    observations = batch["observations"][:, 0]
+    actor: Any = algorithm.actor(state)
+    z = algorithm.encode(state.params, state.extra, observations)
+    got = actor.returns(z, torch.zeros(B, 5, 3, A), rng.make_key(0))
+    gamma = torch.tensor(DISCOUNTS)[observations[:, -1].long()]
+    reward = float(value_of(ones))
+    torch.testing.assert_close(got, (reward * (1 + gamma + gamma**2)).unsqueeze(-1).expand(-1, 5), rtol=1e-5, atol=1e-5)
+
+
+def test_discounts_of_tasks() -> None:
+    """By each one's longest episode; a number that is given is that of all."""
+    g = np.random.default_rng(0)
+
+    def of_length(steps: int) -> Any:
+        flags = np.arange(2 * steps) % steps == steps - 1
+        return from_arrays(g.normal(size=(2 * steps, 2)), np.zeros((2 * steps, 1)), np.zeros(2 * steps),
+                           np.zeros(2 * steps, bool), flags, action_low=[-1.0], action_high=[1.0])  # fmt: skip
+
+    data = concatenate(as_tasks([of_length(200), of_length(500)]))
+    config = TDMPC2.fit_config(TDMPC2Config(), data)
+    assert config.discounts == pytest.approx([0.975, 0.99]) and config.discount == pytest.approx(0.99)
+    assert TDMPC2.fit_config(config, data) == config
+    assert TDMPC2.fit_config(TDMPC2Config(discount=0.8), data).discounts == []
+    assert TDMPC2.fit_config(TDMPC2Config(), data, {"discount": [0.8, 0.9]}).discounts == []

@@ -24,6 +24,7 @@ from offrl.data.transforms.demonstrations import add_expert
 from offrl.data.transforms.episodes import concatenate, keep, split, subsample, terminated_only, top_fraction
 from offrl.data.transforms.history import with_history
 from offrl.data.transforms.imagined import IMAGINED, add_imagined
+from offrl.data.transforms.multitask import as_tasks
 from offrl.data.transforms.reward_labels import label_costs, label_rewards
 from offrl.data.transforms.sources import share_draws
 from offrl.data.transforms.stitch import add_clusters
@@ -48,6 +49,8 @@ def apply_transforms(
     """
     for text in (d for d in datasets if d.spec.text):
         refuse_settings(config, text.spec.name)
+    if config.multitask:
+        datasets = as_tasks(datasets)
     dataset = concatenate(datasets, memory) if len(datasets) > 1 else datasets[0]
     if config.split < 1.0:
         dataset = split(dataset, config.split, config.split_part == "second", config.split_seed, memory)
