@@ -48,7 +48,7 @@ def finetune(start: Start, run_dir: Path) -> None:
     Raises UserError for what does not fit, or where the environment fails (what was learnt is saved then); Interrupted
     after Ctrl-C or SIGTERM, when all is saved.
     """
-    config = start.config
+    config, traits = start.config, start.algorithm.traits
     device = pick_device(config.device)
     arithmetic = backend.configure(device, config.threads, config.precision)
     with contextlib.ExitStack() as stack:
@@ -70,16 +70,16 @@ def finetune(start: Start, run_dir: Path) -> None:
             )
         )
         play.success = start.success
-        if start.algorithm.traits.goal_conditioned:
+        if traits.goal_conditioned:
             play.goal_dim = start.spec.observation_dim
         if config.starts == "data" and start.data is not None:
             play.begin_in(load_snapshots(config, start.data, start.spec.source))
         start.spec = settled(start.spec, play.env)
         set_spec(start.algorithm, start.spec)
-        kind = OnPolicyLoop if start.algorithm.traits.on_policy else TransitionLoop
+        kind = OnPolicyLoop if traits.on_policy else TransitionLoop
         stack.enter_context(exclusive(run_dir))
         mode = choose_mode(config.compile, device, kind.lengths(start)[1], start.algorithm)
-        if not start.algorithm.traits.vectorized:
+        if not traits.vectorized:
             mode = "eager"
         mode = place.claim(run_dir, start, mode, device.type)
         if mode.startswith("compiled"):
@@ -121,9 +121,9 @@ class TransitionLoop(OnlineLoop):
             self.replays.append(Replay(self.run_dir, corrected, INTERVENTIONS))
         self.intervened = torch.zeros(self.many, dtype=torch.float64)  # steps since the last line
         self.first = self.goal = self.updates = self.line_updates = int(state.step[0])
-        source = None
-        if start.dataset is not None:
-            source = sampler.prepare(start.dataset if start.dataset.mapped else start.dataset.to(self.device))
+        source, dataset = None, start.dataset
+        if dataset is not None:
+            source = sampler.prepare(dataset if dataset.mapped else dataset.to(self.device))
         self.statistics = None  # of what was observed, where they move
         if config.normalize == "running":
             self.statistics = MovingStatistics(start.spec, self.many, self.device)
@@ -174,7 +174,7 @@ class TransitionLoop(OnlineLoop):
         turn = self.play.step(self._actions())
         if self.statistics is not None:
             self.statistics.add(turn.observations)
-        owner, rows = self.rows.take(turn)
+        owner, rows = self.rows.take(turn, self.learner.columns())
         self.replays[0].add(owner, rows)
         for replay in self.replays[1:]:
             flags = rows[INTERVENTION].astype(bool)

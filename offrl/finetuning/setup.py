@@ -10,12 +10,21 @@ from typing import Any
 from offrl import registry
 from offrl.algorithm import Algorithm
 from offrl.data.dataset import Dataset
+from offrl.data.samplers.decisions import DecisionSampler
 from offrl.data.samplers.states import StateSampler
 from offrl.encoding import set_spec
 from offrl.errors import UserError, nearest, warn
 from offrl.families.goal_conditioned import GoalConditioned
 from offrl.finetuning import expansion
-from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, check_goals, check_length, check_memory, choose
+from offrl.finetuning.config import (
+    CONVENTIONS,
+    FinetuneConfig,
+    check_goals,
+    check_length,
+    check_memory,
+    check_play,
+    choose,
+)
 from offrl.finetuning.on_policy.policies import begin as begin_on_policy
 from offrl.finetuning.on_policy.residual import begin as begin_residual
 from offrl.finetuning.play.success import SuccessRewards
@@ -47,8 +56,6 @@ from offrl.tasks.environments import towards_goals
 from offrl.tasks.task import Task
 from offrl.training.engine import first_state
 from offrl.training.setup import make_algorithm, with_encoder
-
-ON_A_RUN = {"residual": "residual", "pex": "expansion"}  # algorithm -> mode
 
 
 def begin(
@@ -91,39 +98,40 @@ def begin(
         start = _fresh(config, other, dataset, env)
     if config.resume is None:
         start.user_settings = {k: v for k, v in settings.items() if k not in ("name", "runs_dir")}
-    if not start.algorithm.traits.on_policy:
+    algorithm, config = start.algorithm, start.config
+    traits, name = algorithm.traits, algorithm.config.name
+    if not traits.on_policy:
         # refuses what is not played
-        sampler = start.algorithm.sampler()
-        columns_for(start.spec, sampler, start.algorithm.config.name)
+        sampler = algorithm.sampler()
+        columns_for(start.spec, sampler, name)
         if is_chain(sampler):
-            check_length(start.config, sampler.length, start.algorithm.config.name)
-        if start.algorithm.actor_class.remembers_actions:
-            check_memory(start.config, start.algorithm.config.name)
-        if start.algorithm.traits.goal_conditioned:
+            check_length(config, sampler.length, name)
+        if algorithm.actor_class.remembers_actions:
+            check_memory(config, name)
+        if traits.goal_conditioned:
             start.task = towards_goals(start.task)
-            check_goals(start.config, start.algorithm.config.name)
-    model = start.algorithm.traits.learns_model
-    if model and isinstance(start.algorithm.sampler(), StateSampler) and start.config.mixing != 0.0:
+            check_goals(config, name)
+        if isinstance(sampler, DecisionSampler):
+            check_play(config, f"both levels of {name}")
+    model = traits.learns_model
+    if model and isinstance(algorithm.sampler(), StateSampler):
+        check_play(config, f"the encoders of {name}")
+    if model and not start.dataset and (config.warmup or 0) < algorithm.config.batch_size:
         raise UserError(
-            f"mixing={null_or_number(start.config.mixing)}: the encoders of {start.algorithm.config.name} learn from "
-            "what is played alone: mixing=0"
+            f"warmup={config.warmup}: {name} learns a model of the environment before its first update, which so few "
+            f"steps do not teach: warmup={algorithm.config.batch_size} or more"
         )
-    if model and not start.dataset and (start.config.warmup or 0) < start.algorithm.config.batch_size:
-        raise UserError(
-            f"warmup={start.config.warmup}: {start.algorithm.config.name} learns a model of the environment before its "
-            f"first update, which so few steps do not teach: warmup={start.algorithm.config.batch_size} or more"
-        )
-    if start.config.normalize == "running" and (model or start.algorithm.traits.goal_conditioned):
+    if config.normalize == "running" and (model or traits.goal_conditioned):
         learner = "learns a model of" if model else "draws goals from"
         raise UserError(
-            f"normalize=running: {start.algorithm.config.name} {learner} observations as they were played, whose "
-            "statistics must stay: leave it out"
+            f"normalize=running: {name} {learner} observations as they were played, whose statistics must stay: leave "
+            "it out"
         )
-    if start.config.success is not None:
-        start.success = SuccessRewards(start.config.success, start.spec)
+    if config.success is not None:
+        start.success = SuccessRewards(config.success, start.spec)
     # a policy's file says where it learnt
     start.spec = dataclasses.replace(start.spec, task=dataclasses.replace(start.task, env_factory=None))
-    set_spec(start.algorithm, start.spec)
+    set_spec(algorithm, start.spec)
     return start
 
 
@@ -138,28 +146,28 @@ def _of_run(
         raise UserError(
             f"{path} is a fine-tuning run: offrl finetune resume={path} continues it, with a larger steps= for more"
         )
-    kind, changes = _kind(run.record["identity"]["algo"]["name"], run.algorithm, str(path))
-    for name in other:
-        if name.partition(".")[0] in ("algo", "encoder", "seeds", "grid", "experiment") and not name.startswith(
-            "algo."
-        ):
+    name = str(run.record["identity"]["algo"]["name"])
+    heir = expansion.successor(run, path, config.mode)
+    if heir == name:
+        kind, changes = _kind(name, run.algorithm, str(path))
+    else:
+        kind, changes = registry.get("algo", name), finetune_settings(heir) or {}
+    for key in other:
+        if key.partition(".")[0] in ("algo", "encoder", "seeds", "grid", "experiment") and not key.startswith("algo."):
             raise UserError(
-                f"{name}= cannot be changed: the replicas of {path} go on as they are; algo.SETTING=value changes a "
+                f"{key}= cannot be changed: the replicas of {path} go on as they are; algo.SETTING=value changes a "
                 "setting"
             )
-    expanded = config.mode == "expansion"
-    if expanded:
-        expansion.check(run, path)
-        changes = finetune_settings("pex") or {}
     config = choose(config, changes, fresh=False)
     reads = config.reads_data or dataset is not None
-    typed = {k: v for k, v in other.items() if v is not None and not (expanded and k == expansion.OWN)}
+    new = expansion.typed_for(heir, name, other)
+    typed = {k: v for k, v in other.items() if v is not None and k not in new}
     parent = run_settings(path, typed, ("dataset",) if reads else ())
     if not kind.traits.vectorized and len(run.replicas) > 1:
         raise UserError(
             f"{parent.algo.name} trains one replica at a time, and {path} has {len(run.replicas)}: train single seeds"
         )
-    algo, fixed, anneal = _online(changes, expansion.settings(parent.algo, other) if expanded else parent.algo, other)
+    algo, fixed, anneal = _online(changes, expansion.settings(heir, parent.algo, new), other)
     env_name = str(run.record.get("env", "auto"))
     record_spec = run.spec
     task = task_of(record_spec, config, env_name, env, f"offrl finetune {path} env=ID")
@@ -168,7 +176,7 @@ def _of_run(
     if reads:
         data = run_data(parent, config, dataset, run.record, path)
         spec = dataclasses.replace(data.spec, encoder=record_spec.encoder)
-    algorithm = kind(parent.algo if expanded else algo, spec)
+    algorithm = kind(algo if heir == name else parent.algo, spec)
     saved = checkpoint.load_latest(path)
     if saved is None:
         raise UserError(
@@ -177,9 +185,9 @@ def _of_run(
     tensors, meta = saved
     where = f"the checkpoint of step {meta['step']:,} in {path}"
     state = checkpoint.unflatten({"state": first_state(algorithm, run.replicas)}, tensors, where)["state"]
-    if expanded:
-        algorithm = registry.get("algo", algo.name)(algo, spec)
-        state = expansion.state(algorithm, run.replicas, state)
+    if heir != name:
+        algorithm = registry.get("algo", heir)(algo, spec)
+        state = algorithm.after(state, first_state(algorithm, run.replicas))
     notes = []
     if meta["step"] < parent.steps:
         notes.append(f"{path} was stopped at step {meta['step']:,} of {parent.steps:,}: going on from there")
@@ -284,14 +292,17 @@ def _kind(name: str, label: str, where: str = "") -> tuple[type[Algorithm], dict
     learn from an environment's rewards.
     """
     kind, changes = registry.get("algo", name), finetune_settings(name, label)
-    if name in ON_A_RUN:
-        raise UserError(f"{name} learns from the policies of a run: offrl finetune RUN mode={ON_A_RUN[name]} env=ID")
+    if name in expansion.ON_A_RUN:
+        raise UserError(f"{name} learns from {expansion.ON_A_RUN[name]}")
     able = ", ".join(
         n
         for n, k in registry.names("algo").items()
-        if n not in ON_A_RUN
-        and (_learns_from_rewards(k) or issubclass(k, GoalConditioned))
-        and finetune_settings(n) is not None
+        if n == "skill_iql"
+        or (
+            n not in expansion.ON_A_RUN
+            and (_learns_from_rewards(k) or issubclass(k, GoalConditioned))
+            and finetune_settings(n) is not None
+        )
     )
     if changes is None:
         raise UserError(
@@ -309,7 +320,7 @@ def _kind(name: str, label: str, where: str = "") -> tuple[type[Algorithm], dict
 def _on_policy(name: Any) -> bool:
     """Whether an algorithm, as a command names it, is one that learns from its own play from fresh parameters on."""
     known = None if name is None else base_algorithm(algorithm_group(str(name)))
-    return known is not None and known not in ON_A_RUN and registry.get("algo", known).traits.on_policy
+    return known is not None and known not in expansion.ON_A_RUN and registry.get("algo", known).traits.on_policy
 
 
 def _learns_from_rewards(kind: type[Algorithm]) -> bool:
