@@ -134,7 +134,9 @@ class SkillCritic(RefinesSkills, Algorithm[SkillCriticConfig]):
         """U(s') [B] = min Q_z'(s', z') - alpha_z KL(pi_z || the skills' prior), z' of pi_z."""
         x = batch["next_observations"]
         z, divergence = self.sample("high", state.params["actor"], state, x, key)
-        return self.critic.min_q(state.target["critic"], x, z).mean - self.penalty("high", state, divergence)
+        return self.critic.min_q(self.critic.target_critics(state, key), x, z).mean - self.penalty(
+            "high", state, divergence
+        )
 
     def low_value(self, state: TrainState, batch: Batch, key: Tensor) -> Tensor:
         """U(s') [B] = (min Q_z'(s', z') where a skill z' of pi_z begins at s', else min Q_a'(s', z, k', a')) - alpha_a
@@ -146,7 +148,7 @@ class SkillCritic(RefinesSkills, Algorithm[SkillCriticConfig]):
         z, _ = self.sample("high", state.params["actor"], state, observations, skill_key)
         x = self.skills.inputs(observations, torch.where(begins.unsqueeze(-1), z, batch[SKILLS]), step)
         actions, divergence = self.sample("low", state.params["low"], state, x, action_key)
-        high = self.critic.min_q(state.target["critic"], observations, z).mean
+        high = self.critic.min_q(self.critic.target_critics(state, key), observations, z).mean
         low = self.low_critic.min_q(state.target["low_critic"], x, actions).mean
         return torch.where(begins, high, low) - self.penalty("low", state, divergence)
 
@@ -159,7 +161,7 @@ class SkillCritic(RefinesSkills, Algorithm[SkillCriticConfig]):
         c = self.config
         if level == "low":
             x = self.skills.inputs(batch["observations"], batch[SKILLS], batch[POSITION])
-            return {**batch, "observations": x, "discount": torch.full_like(batch["rewards"], c.discount)}
+            return {**batch, "observations": x, "discount": c.discount * torch.ones_like(batch["rewards"])}
         columns = {name: batch[DECISION + name] for name in ("observations", "next_observations", "masks")}
         amounts = {"rewards": self.reward_of(batch["step_rewards"]), "discount": c.discount ** batch[SPAN]}
         return {**columns, **amounts, "actions": batch[SKILLS]}

@@ -13,7 +13,7 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from offrl import registry, rng
-from offrl.algorithm import TrainState, stack
+from offrl.algorithm import TrainState, stack, with_settings
 from offrl.data.samplers.decisions import DecisionSampler
 from offrl.families.critics import Values
 from offrl.finetuning.play.turns import Turn
@@ -188,6 +188,20 @@ def test_an_update_alone_and_among_others(train_low: bool) -> None:
         not torch.equal(x, before.params[name][k]) for k, x in params.items())}  # fmt: skip
     high = {"actor", "critic", "high_weight"}
     assert moved == (high | {"low", "low_critic", "low_weight"} if train_low else high)
+
+
+def test_a_grid_of_settings() -> None:
+    algorithm, state = make()
+    names = ("discount", "high_divergence", "low_divergence")
+    values = {name: torch.tensor([getattr(algorithm.config, name), 0.5]) for name in names}
+
+    def metrics(x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return with_settings(algorithm, x).update(state, BATCH, KEY, phase=0)[1]
+
+    among = vmap(metrics)(values)
+    for i in (0, 1):
+        alone = metrics({name: float(x[i]) for name, x in values.items()})  # type: ignore[misc]
+        assert all(float(x) == pytest.approx(float(among[name][i]), rel=1e-4, abs=1e-5) for name, x in alone.items())
 
 
 def test_the_low_level_begins_as_the_decoder() -> None:
