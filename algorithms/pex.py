@@ -77,6 +77,14 @@ class PEX(WeightedImitation, Algorithm[PEXConfig]):
     def extra(self, params: dict[str, Params]) -> Tree:
         return {"old": {name: value.clone() for name, value in params["actor"].items()}}
 
+    def after(self, run: TrainState, fresh: TrainState) -> TrainState:
+        """The first state behind that of a run of IQL, with its values and its policy, which stays; optimisers and the
+        new policy begin anew.
+        """
+        params = {**run.params, "actor": fresh.params["actor"]}
+        fresh = fresh._replace(params=params, target=run.target, step=run.step, key=run.key)
+        return fresh._replace(extra={**run.extra, "old": run.params["actor"]})
+
     def log_shares(self, critic: Params, observations: Tensor, *actions: Tensor) -> Tensor:
         """log softmax(beta min_i Q_i(s, a)) over actions of the same states: [B, number of them] (equation 4)."""
         q = torch.stack([self.critic.min_q(critic, observations, a).mean for a in actions], -1)

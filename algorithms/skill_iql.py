@@ -10,13 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from offrl import losses, registry, rng
+from offrl import losses, rng
 from offrl.algorithm import (
-    Actor,
     Algorithm,
-    Carry,
     Dataset,
     Grid,
     Loss,
@@ -30,9 +27,10 @@ from offrl.algorithm import (
 from offrl.data.samplers.tables import Table, table_of
 from offrl.data.samplers.transitions import Batch, Episodes, Sampler, by_weight, draw_rows
 from offrl.errors import UserError
-from offrl.families.critics import Critic, Value, Values, WithCritic
+from offrl.families.critics import Value, Values
 from offrl.families.in_sample import InSampleSettings, expectile_loss
-from offrl.nn.representations.latent import Latent, draw, gaussian_kl
+from offrl.families.skills.levels import OverSkills, SkillSettings
+from offrl.nn.representations.latent import draw, gaussian_kl
 from offrl.pretrained import Pretrained, Requirement
 from offrl.registry import register
 from offrl.settings.field import setting
@@ -111,7 +109,7 @@ MEAN, LOG_STD = "skill_mean", "skill_log_std"  # columns: q(z | actions) of the 
 
 
 @dataclass
-class SkillIQLConfig(InSampleSettings):
+class SkillIQLConfig(SkillSettings, InSampleSettings):
     """Settings of IQL over skills; those of the high level are IQL's, those of the skills Skill-Critic's."""
 
     name: str = "skill_iql"
@@ -124,12 +122,8 @@ class SkillIQLConfig(InSampleSettings):
     prior_weight: float = setting(
         0.1, "weight of KL(high level || the skills' prior): larger stays nearer to the data", low=0.0
     )
-    discount_within: bool = setting(
-        False, "rewards within a skill are discounted too; false, as published: they are summed"
-    )
     skills: str = setting("", "a run of algo=skills; empty: one is trained first", place=True)
     skills_id: str = setting("", "which one that is", filled=True)
-    skills_settings: dict[str, Any] = setting({}, "its settings", filled=True)
     skill_steps: int | None = setting(
         None, "updates of the skills that are trained first; null: as many as this run has", low=1, place=True
     )
@@ -143,33 +137,8 @@ class SkillIQLConfig(InSampleSettings):
     skill_learning_rate: float = setting(1e-3, "the same skills: learning rate", low=0.0, shared=True)
 
 
-class SkillActor(Actor):
-    """Policy that chooses a skill every H steps; the decoder acts in between."""
-
-    algorithm: SkillIQL
-
-    def start(self, episodes: int) -> Carry:
-        return SkillCarry(torch.zeros(episodes, self.algorithm.width))
-
-    def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        """Actions of the current skills, and the next carry.
-
-        With `explore` the skill is drawn, and its actions are not: the decoder has no learnt spread of its own
-        (discrete actions: they are drawn too).
-        """
-        skill_key, action_key = rng.split(key)
-        skill, step, skills = carry.skill, carry.t % self.algorithm.length, self.algorithm.skills
-        if step == 0:
-            skill = self.choose(self.apply("actor", observations), skill_key, explore)
-        actions, decoder = skills.decode(self.state.extra["skills"], observations, skill, step), skills.policy
-        stochastic = explore and self.algorithm.spec.discrete
-        return decoder.sample(actions, action_key) if stochastic else decoder.mode(actions), SkillCarry(
-            skill, carry.t + 1
-        )
-
-
 @register("algo", "skill_iql")
-class SkillIQL(WithCritic, Algorithm[SkillIQLConfig]):
+class SkillIQL(OverSkills, Algorithm[SkillIQLConfig]):
     """IQL whose actions are skills of H steps: V(s), Q(s, z), and a policy over z that imitates the data's, weighted by
     advantage, and is kept near the skills' prior. A transition is H steps: the sum of their rewards, and discount**H of
     what follows.
@@ -181,7 +150,6 @@ class SkillIQL(WithCritic, Algorithm[SkillIQLConfig]):
     """
 
     traits = Traits(targets=("critic",), n_step=False)  # Q is of skills, not of actions: it has no critic_modules
-    actor_class = SkillActor
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
@@ -200,13 +168,12 @@ class SkillIQL(WithCritic, Algorithm[SkillIQLConfig]):
         return config
 
     def modules(self) -> dict[str, nn.Module]:
-        c, s, kind = self.config, self.spec, registry.get("algo", "skills")
+        c, s = self.config, self.spec
         settings = _skill_settings(c)  # read in any case: what the skills depend on cannot be in a grid
-        self.skills = kind(kind.Config(**(c.skills_settings or settings)), s)
-        self.length, self.width = int(self.skills.config.skill_length), int(self.skills.config.skill_dim)
-        high = Latent(s.observation_dim, self.width, c.hidden, dropout=c.dropout, activation=c.activation, init=c.init)
+        self.take_skills(settings)
+        high = self.make_high(dropout=c.dropout)
         self.value = Value(c, s)
-        self.critic = Critic(c, dataclasses.replace(s, action_dim=self.width, discrete=False, num_actions=0))
+        self.critic = self.critic_of(s.observation_dim, self.width)
         return {"value": self.value.network, "actor": high, "critic": self.critic.network}
 
     def extra(self, params: dict[str, Params]) -> Tree:
@@ -226,10 +193,16 @@ class SkillIQL(WithCritic, Algorithm[SkillIQLConfig]):
 
     def one_step(self, batch: Batch, key: Tensor) -> Batch:
         """Segments as transitions whose action is a skill."""
-        rewards = batch["rewards"]
-        if self.config.discount_within:
-            rewards = rewards * self.config.discount ** torch.arange(self.length, device=rewards.device)
-        return {**batch, "actions": draw((batch[MEAN], batch[LOG_STD]), key), "rewards": rewards.sum(-1)}
+        actions = draw((batch[MEAN], batch[LOG_STD]), key)
+        return {**batch, "actions": actions, "rewards": self.reward_of(batch["rewards"])}
+
+    def play(
+        self, state: TrainState, observations: Tensor, skill: Tensor, step: Tensor, key: Tensor, explore: bool
+    ) -> Tensor:
+        """Actions of the decoder, which has no learnt spread of its own: greedy, but for discrete ones that explore."""
+        inputs, decoder = self.skills.inputs(observations, skill, step), self.skills.policy
+        actions = self.skills.decode(state.extra["skills"], inputs)
+        return decoder.sample(actions, key) if explore and self.spec.discrete else decoder.mode(actions)
 
     def value_loss(self, value: Params, state: TrainState, batch: Batch, q: Values) -> Loss:
         """E |tau - 1(Q - V < 0)| (Q - V)^2 (IQL's equation 5)."""
@@ -278,14 +251,3 @@ def _skill_settings(config: SkillIQLConfig) -> dict[str, Any]:
     c = config
     settings = {name: getattr(c, name) for name in ("skill_length", "skill_dim", "kl_weight", "recurrent_width")}
     return {**settings, "hidden": list(c.skill_hidden), "batch_size": 128, "learning_rate": c.skill_learning_rate}
-
-
-@dataclass(frozen=True)
-class SkillCarry:
-    """The memory of E episodes at the same step t: the skill [E, Z] that each is in."""
-
-    skill: Tensor
-    t: int = 0
-
-
-pytree.register_dataclass(SkillCarry)

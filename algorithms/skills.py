@@ -89,10 +89,14 @@ class Skills(Algorithm[SkillsConfig]):
         """(mean, log standard deviation) [B, Z] of p(z | s)."""
         return self.apply("skills", skills, "prior", observations)
 
-    def decode(self, skills: Params, observations: Tensor, z: Tensor, step: int) -> tuple[Tensor, ...]:
-        """The distribution of the action at step `step` of skills z [B, Z]."""
-        index = (torch.arange(self.config.skill_length, device=z.device) == step).to(z.dtype).expand(*z.shape[:-1], -1)
-        return self.apply("skills", skills, "decode", observations, z, index)
+    def inputs(self, observations: Tensor, z: Tensor, step: Tensor) -> Tensor:
+        """What a low level sees [B, O + Z + H] at steps [B] of skills z [B, Z]: the step as a one-hot vector."""
+        index = torch.arange(self.config.skill_length, device=z.device) == step.unsqueeze(-1)
+        return torch.cat([observations, z, index.to(z.dtype)], -1)
+
+    def decode(self, skills: Params, inputs: Tensor) -> tuple[Tensor, ...]:
+        """The distribution of the action at `inputs`."""
+        return self.apply("skills", skills, "decode", inputs)
 
     def skills_loss(self, skills: Params, state: TrainState, batch: Batch, key: Tensor) -> Loss:
         """E |a - mean|^2 / 2 (discrete: cross-entropy) + kl_weight KL(q || N(0, I)) - log p(z | s), z drawn from q and

@@ -82,6 +82,11 @@ class Actor(ABC):
 
         return pytree.tree_map(choose, self.start(mask.shape[0]), carry)
 
+    @staticmethod
+    def columns(carry: Carry) -> dict[str, Tensor]:
+        """What a carry, as `act` gave it, says of the step that was acted in: columns [E, ...] of the rows of play."""
+        return {}
+
     @abstractmethod
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         """Actions [E, A] in [-1, 1] (or [E] int64) for normalised observations [E, O], and the next carry.

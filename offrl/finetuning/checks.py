@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from offrl.data.samplers.decisions import DecisionSampler
 from offrl.data.samplers.states import StateSampler
 from offrl.errors import UserError
-from offrl.finetuning.config import check_goals, check_length, check_memory
+from offrl.finetuning.config import check_goals, check_length, check_memory, check_play
 from offrl.finetuning.replay.balanced import check_balanced
 from offrl.finetuning.replay.sources import is_chain
-from offrl.finetuning.start import Start, null_or_number
+from offrl.finetuning.start import Start
 from offrl.finetuning.transitions import columns_for
 
 
@@ -27,10 +28,10 @@ def check(start: Start) -> None:
     if config.replay == "balanced":
         check_balanced(algorithm, start.spec)
     model = traits.learns_model
-    if model and isinstance(sampler, StateSampler) and config.mixing != 0.0:
-        raise UserError(
-            f"mixing={null_or_number(config.mixing)}: the encoders of {name} learn from what is played alone: mixing=0"
-        )
+    if isinstance(sampler, DecisionSampler):
+        check_play(config, f"both levels of {name}")
+    if model and isinstance(sampler, StateSampler):
+        check_play(config, f"the encoders of {name}")
     if model and not start.dataset and (config.warmup or 0) < algorithm.config.batch_size:
         raise UserError(
             f"warmup={config.warmup}: {name} learns a model of the environment before its first update, which so few "

@@ -275,6 +275,13 @@ def check_goals(config: FinetuneConfig, name: str) -> None:
         )
 
 
+def check_play(config: FinetuneConfig, learners: str) -> None:
+    """Raise UserError where batches would have rows of data, of which some networks cannot learn."""
+    if config.mixing != 0.0:
+        share = "null" if config.mixing is None else f"{config.mixing:g}"
+        raise UserError(f"mixing={share}: {learners} learn from what is played alone: mixing=0")
+
+
 def check_memory(config: FinetuneConfig, name: str) -> None:
     """Raise UserError for settings that replace actions which a policy remembers as its own."""
     if changed := "interventions" if config.interventions else "noise" if config.noise else None:

@@ -1,32 +1,42 @@
-"""The start of `offrl finetune mode=expansion` (PEX, arXiv 2302.00935): a run of IQL as a state of `pex`, in which the
-run's policy stays as it is and a new one begins beside it.
+"""Runs whose policies go on in another algorithm: of IQL in PEX (`offrl finetune mode=expansion`, arXiv 2302.00935), in
+which the run's policy stays as it is and a new one begins beside it; of `skill_iql` in Skill-Critic (arXiv 2306.08388),
+in which both levels learn.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from offrl.algorithm import Algorithm, TrainState
-from offrl.algorithms.pex import PEXConfig
+from offrl import registry
 from offrl.errors import UserError
 from offrl.runs.run import SavedRun
 from offrl.settings.compose import fill
-from offrl.settings.replicas import Replica
-from offrl.training.engine import first_state
 
-OWN = "algo.inverse_temperature"  # the setting that a run of IQL does not have
+# what learns from the policies of a run alone, and how
+ON_A_RUN = {
+    "residual": "the policies of a run: offrl finetune RUN mode=residual env=ID",
+    "pex": "the policies of a run: offrl finetune RUN mode=expansion env=ID",
+    "skill_iql": "a run of it alone, for skills come from data: offrl finetune RUN env=ID",
+    "skill_critic": "the policies of a run of skill_iql: offrl finetune RUN env=ID",
+}
 
 
-@dataclass
-class _Settings:
-    algo: PEXConfig = field(default_factory=PEXConfig)
+def successor(run: SavedRun, path: Path, mode: str) -> str:
+    """The algorithm in which the policies of a run go on. Raises UserError for a run that cannot go on."""
+    if mode == "expansion":
+        check_expanded(run, path)
+        return "pex"
+    name = str(run.record["identity"]["algo"]["name"])
+    if name == "skill_iql":
+        check_skills(run, path)
+        return "skill_critic"
+    return name
 
 
-def check(run: SavedRun, path: Path) -> None:
+def check_expanded(run: SavedRun, path: Path) -> None:
     """Raise UserError for a run that cannot be expanded."""
     algo, needs = run.record["identity"]["algo"], f"{path}: mode=expansion takes"
     if algo["name"] != "iql":
@@ -44,22 +54,30 @@ def check(run: SavedRun, path: Path) -> None:
         )
 
 
-def settings(config: Any, typed: Mapping[str, Any]) -> PEXConfig:
-    """A run's settings as those of `pex`. typed: settings of the command."""
-    algo = fill(_Settings(), {k: v for k, v in typed.items() if k == OWN}, "finetune").algo
+def check_skills(run: SavedRun, path: Path) -> None:
+    """Raise UserError for a run of skill_iql whose levels cannot learn on."""
+    algo, needs = run.record["identity"]["algo"], f"{path}: skill_critic goes on with"
+    if run.spec.discrete:
+        raise UserError(f"{needs} skills of continuous actions alone, and {run.spec.name} has discrete ones")
+    if algo["value_head"] != "scalar":
+        raise UserError(f"{needs} critics of one number, and the run has algo.value_head={algo['value_head']}")
+    settings = {field.name for field in dataclasses.fields(registry.get("algo", "skill_critic").Config)}
+    if unknown := [name for name in run.grid if name not in settings]:
+        raise UserError(f"{needs} what it has settings for, and grid.{unknown[0]} is none of them: take single runs")
+
+
+def typed_for(name: str, run: str, typed: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a command that the algorithm `name` has, and that of the run, `run`, has not."""
+    new, old = ({f.name for f in dataclasses.fields(registry.get("algo", n).Config)} for n in (name, run))
+    return {k: v for k, v in typed.items() if k.startswith("algo.") and k.removeprefix("algo.") in new - old}
+
+
+def settings(name: str, config: Any, typed: Mapping[str, Any]) -> Any:
+    """A run's settings as those of the algorithm `name`, with what a command says of it alone, see `typed_for`."""
+    kind = registry.get("algo", name).Config
+    if isinstance(config, kind):
+        return config
+    parent = dataclasses.make_dataclass("Settings", [("algo", kind, dataclasses.field(default_factory=kind))])
+    algo = fill(parent(), typed, "finetune").algo
     names = {f.name for f in dataclasses.fields(algo)} & {f.name for f in dataclasses.fields(config)} - {"name"}
     return dataclasses.replace(algo, **{name: getattr(config, name) for name in names})
-
-
-def state(algorithm: Algorithm, replicas: Sequence[Replica], run: TrainState) -> TrainState:
-    """The first state of `algorithm`, with the values and the policies of a run's state; optimisers and new policies
-    begin anew.
-    """
-    fresh = first_state(algorithm, replicas)
-    return fresh._replace(
-        params={**run.params, "actor": fresh.params["actor"]},
-        target=run.target,
-        extra={**run.extra, "old": run.params["actor"]},
-        step=run.step,
-        key=run.key,
-    )

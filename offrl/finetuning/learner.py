@@ -79,6 +79,11 @@ class Learner(LocalEngine):
         """The memory of the running episodes, for a checkpoint."""
         return {str(i): leaf.clone() for i, leaf in enumerate(pytree.tree_leaves(self._after))}
 
+    def columns(self) -> dict[str, np.ndarray]:
+        """What the memory of the running episodes says of the step that was acted in: columns [N * E, ...] of rows."""
+        columns = self.algorithm.actor_class.columns(self._after)
+        return {name: column.flatten(0, 1).cpu().numpy() for name, column in columns.items()}
+
     def _acting(self) -> TrainState:
         """What acting reads of all replicas' states."""
         state = self._state[0]

@@ -30,7 +30,7 @@ def finetune(start: Start, run_dir: Path) -> None:
     Raises UserError for what does not fit, or where the environment fails (what was learnt is saved then); Interrupted
     after Ctrl-C or SIGTERM, when all is saved.
     """
-    config = start.config
+    config, traits = start.config, start.algorithm.traits
     if config.mode == "distill" and start.teacher is None:  # it goes on
         start.teacher = students.back(start, run_dir)
     teacher = start.teacher
@@ -55,16 +55,16 @@ def finetune(start: Start, run_dir: Path) -> None:
             )
         )
         play.success = start.success
-        if start.algorithm.traits.goal_conditioned:
+        if traits.goal_conditioned:
             play.goal_dim = start.spec.observation_dim
         if config.starts == "data" and start.data is not None:
             play.begin_in(load_snapshots(config, start.data, start.spec.source))
         start.spec = settled(start.spec, play.env)
         set_spec(start.algorithm, start.spec)
-        kind = OnPolicyLoop if start.algorithm.traits.on_policy else TransitionLoop if teacher is None else DistillLoop
+        kind = OnPolicyLoop if traits.on_policy else TransitionLoop if teacher is None else DistillLoop
         stack.enter_context(exclusive(run_dir))
         mode = choose_mode(config.compile, device, kind.lengths(start)[1], start.algorithm)
-        if not start.algorithm.traits.vectorized:
+        if not traits.vectorized:
             mode = "eager"
         mode = place.claim(run_dir, start, mode, device.type)
         if teacher is not None:

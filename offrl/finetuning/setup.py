@@ -47,8 +47,6 @@ from offrl.tasks.task import Task
 from offrl.training.engine import first_state
 from offrl.training.setup import make_algorithm, with_encoder
 
-ON_A_RUN = {"residual": "residual", "pex": "expansion"}  # algorithm -> mode
-
 
 def begin(
     run: str | Path | None, values: Mapping[str, Any], dataset: Dataset | None = None, env: Factory | None = None
@@ -114,28 +112,28 @@ def _of_run(
         raise UserError(
             f"{path} is a fine-tuning run: offrl finetune resume={path} continues it, with a larger steps= for more"
         )
-    kind, changes = _kind(run.record["identity"]["algo"]["name"], run.algorithm, str(path))
-    for name in other:
-        if name.partition(".")[0] in ("algo", "encoder", "seeds", "grid", "experiment") and not name.startswith(
-            "algo."
-        ):
+    name = str(run.record["identity"]["algo"]["name"])
+    heir = expansion.successor(run, path, config.mode)
+    if heir == name:
+        kind, changes = _kind(name, run.algorithm, str(path))
+    else:
+        kind, changes = registry.get("algo", name), finetune_settings(heir) or {}
+    for key in other:
+        if key.partition(".")[0] in ("algo", "encoder", "seeds", "grid", "experiment") and not key.startswith("algo."):
             raise UserError(
-                f"{name}= cannot be changed: the replicas of {path} go on as they are; algo.SETTING=value changes a "
+                f"{key}= cannot be changed: the replicas of {path} go on as they are; algo.SETTING=value changes a "
                 "setting"
             )
-    expanded = config.mode == "expansion"
-    if expanded:
-        expansion.check(run, path)
-        changes = finetune_settings("pex") or {}
     config = choose(config, changes, fresh=False)
     reads = config.reads_data or dataset is not None
-    typed = {k: v for k, v in other.items() if v is not None and not (expanded and k == expansion.OWN)}
+    new = expansion.typed_for(heir, name, other)
+    typed = {k: v for k, v in other.items() if v is not None and k not in new}
     parent = run_settings(path, typed, ("dataset",) if reads else ())
     if not kind.traits.vectorized and len(run.replicas) > 1:
         raise UserError(
             f"{parent.algo.name} trains one replica at a time, and {path} has {len(run.replicas)}: train single seeds"
         )
-    algo, fixed, anneal = _online(changes, expansion.settings(parent.algo, other) if expanded else parent.algo, other)
+    algo, fixed, anneal = _online(changes, expansion.settings(heir, parent.algo, new), other)
     env_name = str(run.record.get("env", "auto"))
     record_spec = run.spec
     task = task_of(record_spec, config, env_name, env, f"offrl finetune {path} env=ID")
@@ -144,7 +142,7 @@ def _of_run(
     if reads:
         data = run_data(parent, config, dataset, run.record, path)
         spec = dataclasses.replace(data.spec, encoder=record_spec.encoder)
-    algorithm = kind(parent.algo if expanded else algo, spec)
+    algorithm = kind(algo if heir == name else parent.algo, spec)
     saved = checkpoint.load_latest(path)
     if saved is None:
         raise UserError(
@@ -153,9 +151,9 @@ def _of_run(
     tensors, meta = saved
     where = f"the checkpoint of step {meta['step']:,} in {path}"
     state = checkpoint.unflatten({"state": first_state(algorithm, run.replicas)}, tensors, where)["state"]
-    if expanded:
-        algorithm = registry.get("algo", algo.name)(algo, spec)
-        state = expansion.state(algorithm, run.replicas, state)
+    if heir != name:
+        algorithm = registry.get("algo", heir)(algo, spec)
+        state = algorithm.after(state, first_state(algorithm, run.replicas))
     notes = []
     if meta["step"] < parent.steps:
         notes.append(f"{path} was stopped at step {meta['step']:,} of {parent.steps:,}: going on from there")
@@ -260,14 +258,17 @@ def _kind(name: str, label: str, where: str = "") -> tuple[type[Algorithm], dict
     learn from an environment's rewards.
     """
     kind, changes = registry.get("algo", name), finetune_settings(name, label)
-    if name in ON_A_RUN:
-        raise UserError(f"{name} learns from the policies of a run: offrl finetune RUN mode={ON_A_RUN[name]} env=ID")
+    if name in expansion.ON_A_RUN:
+        raise UserError(f"{name} learns from {expansion.ON_A_RUN[name]}")
     able = ", ".join(
         n
         for n, k in registry.names("algo").items()
-        if n not in ON_A_RUN
-        and (_learns_from_rewards(k) or issubclass(k, GoalConditioned))
-        and finetune_settings(n) is not None
+        if n == "skill_iql"
+        or (
+            n not in expansion.ON_A_RUN
+            and (_learns_from_rewards(k) or issubclass(k, GoalConditioned))
+            and finetune_settings(n) is not None
+        )
     )
     if changes is None:
         raise UserError(
@@ -285,7 +286,7 @@ def _kind(name: str, label: str, where: str = "") -> tuple[type[Algorithm], dict
 def _on_policy(name: Any) -> bool:
     """Whether an algorithm, as a command names it, is one that learns from its own play from fresh parameters on."""
     known = None if name is None else base_algorithm(algorithm_group(str(name)))
-    return known is not None and known not in ON_A_RUN and registry.get("algo", known).traits.on_policy
+    return known is not None and known not in expansion.ON_A_RUN and registry.get("algo", known).traits.on_policy
 
 
 def _learns_from_rewards(kind: type[Algorithm]) -> bool:

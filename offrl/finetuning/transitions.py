@@ -14,6 +14,7 @@ from torch import Tensor
 
 from offrl.data.dataset import DataSpec
 from offrl.data.samplers.chunks import ChunkSampler
+from offrl.data.samplers.decisions import SKILLS, DecisionSampler
 from offrl.data.samplers.demonstrations import DEMONSTRATION
 from offrl.data.samplers.goals import GoalSampler
 from offrl.data.samplers.states import StateSampler
@@ -25,7 +26,7 @@ from offrl.evaluation.past import acted, begin, push
 from offrl.finetuning.play.turns import TEACHER_ACTIONS, Turn
 from offrl.finetuning.replay.ring import Column
 from offrl.finetuning.replay.sources import LAST, is_chain
-from offrl.finetuning.windows import INTERVENTION, windows_of
+from offrl.finetuning.windows import INTERVENTION, RingDecisions, windows_of
 from offrl.tasks.entries import VECTOR
 
 LATE = ("next_actions", "returns_to_go", LAST)  # columns that a row gets from the rest of its episode
@@ -50,7 +51,7 @@ def columns_for(spec: DataSpec, sampler: Any, name: str) -> dict[str, Column]:
         kind = "parts of a state (achieved_goals)" if spec.goal_dim else "images or windows"
         raise UserError(f"{name} learns online towards goals that are whole observations of one vector, and those of "
                         f"{spec.name} are {kind}")  # fmt: skip
-    if not isinstance(sampler, TransitionSampler | ChunkSampler | StateSampler | GoalSampler):
+    if not isinstance(sampler, TransitionSampler | ChunkSampler | StateSampler | GoalSampler | DecisionSampler):
         raise UserError(f"{name} learns from batches of its own kind ({type(sampler).__name__}), which are not made of "
                         "single transitions: offrl finetune cannot go on with it")  # fmt: skip
     if unknown := [column for column in extra if column not in (*LATE, "costs")]:
@@ -145,10 +146,14 @@ class Rows:
             for stream, x in parts.items()
         }
 
-    def take(self, turn: Turn) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def take(self, turn: Turn, memory: Mapping[str, np.ndarray] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         """(whose [R], as `owner`; rows [R, ...]): what is known completely now, in order. Besides `columns` a row says
         whether its (first) action was an intervention, bool.
+
+        memory: columns [K, ...] that the policies' memory says of the turn; None: it is played again.
         """
+        if isinstance(self.windows, RingDecisions) and memory is not None:
+            self.windows.skills = memory[SKILLS]
         ready = {
             **self._observations(turn),
             "actions": turn.actions,

@@ -15,6 +15,7 @@ import torch
 
 from offrl.data.raw import AMOUNTS
 from offrl.data.samplers.chunks import WHOLE, ChunkSampler
+from offrl.data.samplers.decisions import DECISION, POSITION, SKILLS, DecisionSampler
 from offrl.data.samplers.goals import GoalSampler
 from offrl.data.samplers.states import (
     ARRIVAL_REWARDS,
@@ -33,7 +34,7 @@ OBSERVED = "observations"
 INTERVENTION = "intervention"  # of a row: whether a person took its action
 
 
-def windows_of(sampler: Any, environments: int) -> RingWindows | RingStates | None:
+def windows_of(sampler: Any, environments: int) -> RingWindows | RingStates | RingDecisions | None:
     """What makes windows of the rows of K environments, as the algorithm's sampler draws them; None where it draws
     single rows; a sampler of goals makes its windows of the ring's rows.
     """
@@ -41,6 +42,8 @@ def windows_of(sampler: Any, environments: int) -> RingWindows | RingStates | No
         return None
     if isinstance(sampler, StateSampler):
         return RingStates(sampler, environments)
+    if isinstance(sampler, DecisionSampler):
+        return RingDecisions(sampler, environments)
     if isinstance(sampler, ChunkSampler) or getattr(sampler, "n_step", 1) > 1:
         return RingWindows(sampler, environments)
     return None
@@ -152,6 +155,41 @@ class RingStates:
     def drop(self, k: int) -> None:
         """Forget the running windows of environment k."""
         self.waiting[k], self.last[k] = [], None
+
+
+class RingDecisions:
+    """The steps of K environments for a DecisionSampler: rows go in, in order, and come out when their decision is
+    over, each with that.
+    """
+
+    def __init__(self, sampler: DecisionSampler, environments: int) -> None:
+        self.length = sampler.length
+        self.skills = np.zeros((environments, sampler.width), np.float32)  # in which the last steps were made
+        self.waiting: list[list[Row]] = [[] for _ in range(environments)]  # the steps of the running decisions
+
+    def columns(self, columns: Mapping[str, Column]) -> dict[str, Column]:
+        """The columns of a step with its decision, of those of a row."""
+        of_decision = {f"{DECISION}{name}": columns[name] for name in (OBSERVED, "next_observations", "masks")}
+        number: Column = (), torch.int64
+        more: dict[str, Column] = {SKILLS: (self.skills.shape[1:], torch.float32), POSITION: number, SPAN: number}
+        return {**columns, **of_decision, **more, "step_rewards": ((self.length,), torch.float32)}
+
+    def take(self, k: int, rows: list[Row], over: bool) -> list[Row]:
+        """The steps of environment k whose decision is over with these rows; with `over` the episode ends."""
+        steps = self.waiting[k]
+        steps += rows
+        if not steps or not (over or len(steps) == self.length):
+            return []
+        self.drop(k)
+        rewards = np.zeros(self.length, np.float32)
+        rewards[: len(steps)] = [row["rewards"] for row in steps]
+        decision = {f"{DECISION}{OBSERVED}": steps[0][OBSERVED], SKILLS: self.skills[k].copy(), "step_rewards": rewards}
+        decision |= {f"{DECISION}{name}": steps[-1][name] for name in ("next_observations", "masks")}
+        return [{**row, **decision, POSITION: i, SPAN: len(steps)} for i, row in enumerate(steps)]
+
+    def drop(self, k: int) -> None:
+        """Forget the running decision of environment k."""
+        self.waiting[k] = []
 
 
 def _state(observed: Row, row: Row, before: Row | None) -> Row:

@@ -33,7 +33,7 @@ from offrl.world_models.model import save
 
 load_named()  # OFFRL_PLUGINS=my.py: one's own algorithms are cases too
 # of images, from what they play, beside a run's policy, by one regression, and to a trained run: tests of their own
-FITTED = ("encoder", "ppo", "residual", "pex", "sindy", "distill", "gbrl_awr")
+FITTED = ("encoder", "ppo", "residual", "pex", "skill_critic", "sindy", "distill", "gbrl_awr")
 ABSENT = () if find_spec("transformers") and find_spec("peft") else ("lamo",)  # their packages are not installed
 # texts: test_text.py
 ALGORITHMS = {

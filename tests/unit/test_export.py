@@ -441,15 +441,26 @@ def test_a_memory_goes_in_and_comes_out(format: str, tmp_path: Path, monkeypatch
     assert memory[0].tolist() == [50, 50]
 
 
+RECURRENT: dict[str, Any] = {"recurrent_width": 8, "groups": 2, "width": 8, "members": 1, "penalty": 0.0}
+
+
 @pytest.mark.parametrize("format", ["pt2", pytest.param("onnx", marks=[pytest.mark.slow, needs_onnx])])
-@pytest.mark.parametrize(("name", "core", "states"), [("rssm", "scan", 7), ("director", "gru", 5)])
-def test_memories_of_several_tensors(name: str, core: str, states: int, format: str, tmp_path: Path) -> None:
-    """Played for 50 steps with a memory that goes round, of layers of a scan or with a goal that is renewed, the file
-    acts as the policy does.
+@pytest.mark.parametrize(
+    ("name", "settings", "states"),
+    [
+        ("rssm", {"core": "scan", **RECURRENT}, 7),
+        ("director", RECURRENT, 5),
+        ("skill_critic", {"skills_settings": {"skill_length": 7, "skill_dim": 2}}, 2),
+    ],
+)
+def test_memories_of_several_tensors(
+    name: str, settings: dict[str, Any], states: int, format: str, tmp_path: Path
+) -> None:
+    """Played for 50 steps with a memory that goes round, of layers of a scan, or with a goal or a skill that is
+    renewed, the file acts as the policy does.
     """
     kind = registry.get("algo", name)
-    small = {"core": core, "recurrent_width": 8, "groups": 2, "width": 8, "members": 1, "penalty": 0.0}
-    algorithm = kind(kind.Config(**small), CONTINUOUS)
+    algorithm = kind(kind.Config(**settings), CONTINUOUS)
     policy = TrainedPolicy(algorithm, algorithm.init(0), 0)
     exported = export_policy(policy, tmp_path / f"p.{format}", format)
     entries = exported.metadata["inputs"]

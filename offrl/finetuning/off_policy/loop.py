@@ -117,7 +117,7 @@ class TransitionLoop(OnlineLoop):
         turn = self._told(self.play.step(self._actions()))
         if self.statistics is not None:
             self.statistics.add(turn.observations)
-        owner, rows = self.rows.take(turn)
+        owner, rows = self.rows.take(turn, self.learner.columns())
         self.replays[0].add(owner, rows)
         for replay in self.replays[1:]:
             flags = rows[INTERVENTION].astype(bool)
