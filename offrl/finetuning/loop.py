@@ -18,7 +18,7 @@ from offrl.errors import UserError, warn
 from offrl.evaluation.evaluator import Evaluator
 from offrl.finetuning import record as place
 from offrl.finetuning.learner import Learner
-from offrl.finetuning.moving import MovingStatistics
+from offrl.finetuning.moving import Moving
 from offrl.finetuning.on_policy.loop import OnPolicyLoop
 from offrl.finetuning.play.environments import Play
 from offrl.finetuning.play.interventions import Interventions
@@ -108,7 +108,9 @@ class TransitionLoop(OnlineLoop):
         columns = columns_for(start.spec, sampler, algorithm.config.name)
         discount = start.data.discount_returns if start.data is not None else None
         discount = float(getattr(algorithm.config, "discount", 0.99)) if discount is None else discount
-        self.rows = Rows(start.spec, columns, self.many, self.envs, returns_of(sampler, discount), sampler)
+        self.moving = Moving(start, self.envs, self.device)
+        following = returns_of(sampler, discount)
+        self.rows = Rows(start.spec, columns, self.many, self.envs, following, sampler, self.moving.returns)
         capacity, rings = min(config.capacity or self.steps, self.steps), self.many
         if is_chain(sampler):  # states, those of each environment for themselves; an episode has one more than steps
             capacity = min(config.capacity or 2 * self.steps, 2 * self.steps)
@@ -124,12 +126,15 @@ class TransitionLoop(OnlineLoop):
         source = None
         if start.dataset is not None:
             source = sampler.prepare(start.dataset if start.dataset.mapped else start.dataset.to(self.device))
-        self.statistics = None  # of what was observed, where they move
-        if config.normalize == "running":
-            self.statistics = MovingStatistics(start.spec, self.many, self.device)
-        change = None if self.statistics is None else self.statistics.of_batch
         self.batches = MixedBatches(
-            self.ring, sampler, source, state.key, algorithm.config.batch_size, config.mixing, corrected, change
+            self.ring,
+            sampler,
+            source,
+            state.key,
+            algorithm.config.batch_size,
+            config.mixing,
+            corrected,
+            self.moving.of_batch,
         )
         plan = Plan(algorithm, algorithm.config.batch_size, self.mode, config.precision, self.many)
         self.learner = Learner(plan, self.batches, self.replicas, self.device, start.fixed, start.anneal)
@@ -172,8 +177,7 @@ class TransitionLoop(OnlineLoop):
         """One step of every environment; sets how many updates are then due."""
         config, started = self.config, self.t
         turn = self.play.step(self._actions())
-        if self.statistics is not None:
-            self.statistics.add(turn.observations)
+        self.moving.add(turn)
         owner, rows = self.rows.take(turn)
         self.replays[0].add(owner, rows)
         for replay in self.replays[1:]:
@@ -211,8 +215,8 @@ class TransitionLoop(OnlineLoop):
             return actions.reshape(-1, *actions.shape[2:])
         visible = self.rows.observed(self.play.current)
         observations = pytree.tree_map(lambda x: x.reshape(self.many, self.envs, *x.shape[1:]), visible)
-        if self.statistics is not None:
-            observations = self.statistics.normalised(torch.from_numpy(observations).float().to(self.device))
+        if (statistics := self.moving.statistics) is not None:
+            observations = statistics.normalised(torch.from_numpy(observations).float().to(self.device))
         begun = np.array([not seat.actions for seat in self.play.seats]).reshape(self.many, self.envs)
         goals = None
         if self.play.goal_dim:
@@ -245,25 +249,22 @@ class TransitionLoop(OnlineLoop):
         return means
 
     def _policies(self) -> list[Any]:
-        if self.statistics is None:
+        if (statistics := self.moving.statistics) is None:
             return super()._policies()
-        return self.statistics.policies(self.start.algorithm, self.learner.acting(), self.replicas)
+        return statistics.policies(self.start.algorithm, self.learner.acting(), self.replicas)
 
     # ---- checkpoints
 
     def _holds(self) -> tuple[dict[str, Any], dict[str, Any]]:
         tensors = {"ended": torch.from_numpy(self.ended.copy()), "memory": self.learner.memory()}
-        if self.statistics is not None:
-            tensors["statistics"] = self.statistics.state()
-        return tensors | {"intervened": self.intervened.clone()}, {
+        return tensors | self.moving.state() | {"intervened": self.intervened.clone()}, {
             "files": [replay.save() for replay in self.replays],
             "rows": [replay.ring.total.tolist() for replay in self.replays],
         }
 
     def _restore(self, saved: Saved) -> None:
         self.ended, self.intervened = saved.tensors["ended"].numpy().copy(), saved.tensors["intervened"]
-        if self.statistics is not None:
-            self.statistics.load(part(saved.tensors, "statistics"))
+        self.moving.load(saved.tensors)
         for replay, files, rows in zip(self.replays, saved.meta["files"], saved.meta["rows"], strict=True):
             replay.load(files, rows)
 
