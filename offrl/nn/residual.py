@@ -1,31 +1,45 @@
-"""Deep residual networks for values: "1000 Layer Networks for Self-Supervised RL" (arXiv 2503.14858)."""
+"""Deep residual networks for values: "1000 Layer Networks for Self-Supervised RL" (arXiv 2503.14858), and BroNet, which
+policies have too (Nauman et al., 2025, arXiv 2505.23150).
+"""
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from offrl.nn.ensemble import EnsembleLinear
+from offrl.nn.ensemble import EnsembleLinear, Pairs
+from offrl.nn.mlp import ACTIVATIONS, Linear
+from offrl.nn.policies import TwoHeadedTanhGaussian
 
 BLOCK = 4  # layers between two identities
 
 
-class _Layer(nn.Module):
-    """Linear, LayerNorm, SiLU; of E members."""
+class NormLinear(nn.Module):
+    """Linear, LayerNorm: [B, in] -> [B, out]; with a size E members, [B, in] or [E, B, in] -> [E, B, out], and `Pairs`
+    as `EnsembleLinear`.
+    """
 
-    def __init__(self, size: int, in_dim: int, width: int, epsilon: float) -> None:
+    def __init__(self, size: int | None, in_dim: int, width: int, epsilon: float, init: str = "torch") -> None:
         super().__init__()
         self.epsilon = epsilon
-        self.linear = EnsembleLinear(size, in_dim, width)
+        self.linear = EnsembleLinear(size, in_dim, width, init) if size else Linear(in_dim, width, init)
         nn.init.zeros_(self.linear.bias)
-        self.scale, self.shift = nn.Parameter(torch.ones(size, 1, width)), nn.Parameter(torch.zeros(size, 1, width))
+        shape = (size, 1, width) if size else (width,)
+        self.scale, self.shift = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | Pairs) -> Tensor:
         y = self.linear(x)
-        return F.silu(F.layer_norm(y, y.shape[-1:], eps=self.epsilon) * self.scale + self.shift)
+        return F.layer_norm(y, y.shape[-1:], eps=self.epsilon) * self.scale + self.shift
+
+
+class _Layer(NormLinear):
+    """Linear, LayerNorm, SiLU; of E members."""
+
+    def forward(self, x: Tensor | Pairs) -> Tensor:
+        return F.silu(super().forward(x))
 
 
 class ResidualEnsemble(nn.Module):
@@ -50,6 +64,49 @@ class ResidualEnsemble(nn.Module):
         for block in self.blocks:
             x = x + block(x)
         return cast(Tensor, self.head(x))
+
+
+class BroNet(nn.Module):
+    """Linear, LayerNorm, activation, and blocks x + LayerNorm(linear(activation(LayerNorm(linear(x))))): see
+    `NormLinear` for the shapes. Weights are orthogonal with gain sqrt(2). epsilon: of LayerNorm.
+    """
+
+    def __init__(
+        self, size: int | None, in_dim: int, width: int, blocks: int, *, activation: str = "relu", epsilon: float = 1e-6
+    ) -> None:
+        super().__init__()
+        self.first = NormLinear(size, in_dim, width, epsilon, "orthogonal")
+        pairs = ((NormLinear(size, width, width, epsilon, "orthogonal") for _ in range(2)) for _ in range(blocks))
+        self.blocks = nn.ModuleList(nn.ModuleList(pair) for pair in pairs)
+        self.activation = ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor | Pairs) -> Tensor:
+        h = self.activation(self.first(x))
+        for block in self.blocks:
+            first, second = cast(nn.ModuleList, block)
+            h = h + second(self.activation(first(h)))
+        return h
+
+
+class BroEnsemble(nn.Module):
+    """E networks over the same input, called as `EnsembleMLP` is. form: see `BroNet`."""
+
+    def __init__(self, size: int, in_dim: int, width: int, blocks: int, out_dim: int, **form: Any) -> None:
+        super().__init__()
+        self.features = BroNet(size, in_dim, width, blocks, **form)
+        self.head = EnsembleLinear(size, width, out_dim, "orthogonal", head=True)
+
+    def forward(self, x: Tensor | Pairs, key: Tensor | None = None) -> Tensor:
+        """x [B, in] or [E, B, in] -> [E, B, out_dim], or `Pairs` -> [E, M * B, out_dim]."""
+        return cast(Tensor, self.head(self.features(x)))
+
+
+class BroTanhGaussian(TwoHeadedTanhGaussian):
+    """A policy with the features of a `BroNet`, of its `form`; the head of log_std is orthogonal with gain 1."""
+
+    def __init__(self, obs_dim: int, action_dim: int, width: int, blocks: int, **form: Any) -> None:
+        heads = (Linear(width, action_dim, init) for init in ("orthogonal", "isometric"))
+        super().__init__(BroNet(None, obs_dim, width, blocks, **form), *heads)
 
 
 class Encoders(nn.Module):
