@@ -7,24 +7,21 @@ From data: `algo=simba_bc`, the authors' settings for it (`configs/algo/simba_bc
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor, nn
 
 from offrl import rng
-from offrl.algorithm import Adam, Batch, Dataset, Grid, Loss, Params, TrainState, Update
+from offrl.algorithm import Adam, Batch, Dataset, Loss, Params, TrainState, Update
 from offrl.data.transforms.columns import returns_to_go
 from offrl.data.value_range import value_range
 from offrl.errors import UserError
-from offrl.families.critics import Critic
+from offrl.families.critics import Critic, ScaledRewards, blocks, check_layers, largest
 from offrl.families.sac import LogWeight, SoftActorCritic, SoftSettings
 from offrl.nn.sphere import SphereEnsemble, SphereTanhGaussian, projected
 from offrl.registry import register
 from offrl.settings.field import defaults, setting
-
-LAYERS = ("layer_norm", "residual", "critic_dropout", "spectral_norm")  # settings of layers that are not on a sphere
 
 
 @dataclass
@@ -77,15 +74,8 @@ def on_sphere(state: TrainState, name: str) -> TrainState:
     return state._replace(params={**state.params, name: projected(state.params[name])})
 
 
-def blocks(widths: list[int]) -> tuple[int, int]:
-    """The width of the blocks and their number. Raises UserError for widths that differ, and for none."""
-    if len(set(widths)) != 1:
-        raise UserError(f"algo.hidden and algo.critic_hidden are blocks of one width, such as [512,512], not {widths}")
-    return widths[0], len(widths)
-
-
 @register("algo", "simbav2")
-class SimbaV2(SoftActorCritic[SimbaV2Config]):
+class SimbaV2(ScaledRewards, SoftActorCritic[SimbaV2Config]):
     """SAC with hyperspherical networks, critics of a distribution of returns and scaled rewards. Order of steps, the
     authors': actor, weight of the entropy, critics (with what both left), targets, whose weights are not projected.
 
@@ -96,11 +86,12 @@ class SimbaV2(SoftActorCritic[SimbaV2Config]):
     """
 
     traits = replace(SoftActorCritic.traits, actions=("continuous",), own_encoders=False)
+    fitted = "reward_divisor"
+    entropy_loss = SoftActorCritic.linear_entropy_loss
 
     def modules(self) -> dict[str, nn.Module]:
         c = self.config
-        if changed := [name for name in LAYERS if getattr(c, name) != getattr(type(c), name)]:
-            raise UserError(f"simbav2 has layers of its own: leave {', '.join(f'algo.{n}' for n in changed)} as it is")
+        check_layers(c)
         if c.reward_divisor is None and c.discount == 1.0:
             raise UserError("algo.discount=1 leaves returns without a bound: give algo.reward_divisor, or data")
         self.critic = SphereCritic(c, self.spec)
@@ -111,17 +102,8 @@ class SimbaV2(SoftActorCritic[SimbaV2Config]):
         return SphereTanhGaussian(s.observation_dim, s.action_dim, *blocks(c.hidden), c.activation)
 
     @classmethod
-    def fit_config(cls, config: SimbaV2Config, dataset: Dataset, grid: Grid = None) -> SimbaV2Config:
-        """`config` with `reward_divisor` from the data, where it has none. Raises UserError without a range."""
-        if not config.value_range:
-            raise UserError(
-                "algo.value_range=[]: simbav2 scales rewards to a range; leave it at [-5,5], or give another"
-            )
-        if config.reward_divisor is not None:
-            return config
-        limit = largest(config.value_range)
-        discounts = (grid or {}).get("discount", [config.discount])
-        return replace(config, reward_divisor=max(divisor(dataset, float(x), limit) for x in discounts))
+    def fit(cls, config: SimbaV2Config, dataset: Dataset, discount: float) -> float:
+        return divisor(dataset, discount, largest(config.value_range))
 
     def optimizer(self, name: str) -> Adam:
         """Adam, whose rate falls from the setting to `decay_to` of it in `decay_steps` updates."""
@@ -131,13 +113,7 @@ class SimbaV2(SoftActorCritic[SimbaV2Config]):
         until_zero = round(c.decay_steps / (1.0 - c.decay_to))
         return replace(adam, schedule="linear", decay_steps=until_zero, floor=c.decay_to)
 
-    def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor | None:
-        """The smallest of the critics' values [B], in the rewards' own units."""
-        q = super().q_value(state, observations, actions)
-        return None if q is None else q * self.divisor
-
-    @property
-    def divisor(self) -> float | Tensor:
+    def divisor(self, state: TrainState) -> float | Tensor:
         """What rewards are divided by. Without data: what a reward of 1 in every step needs to fit into the range."""
         c = self.config
         if c.reward_divisor is not None:
@@ -155,14 +131,9 @@ class SimbaV2(SoftActorCritic[SimbaV2Config]):
         loss = (self.weight(state) * log_p - q).mean() + self.config.bc_weight * q.detach().abs().mean() * imitation
         return loss, {"actor/loss": loss, "actor/q": q.mean(), "actor/bc": imitation, "actor/entropy": -log_p.mean()}
 
-    def entropy_loss(self, entropy: Params, state: TrainState, negative_entropy: Tensor) -> Loss:
-        """alpha (entropy of the policy - target entropy)."""
-        weight, mean = self.apply("entropy", entropy), -negative_entropy.mean()
-        return weight * (mean - self.target_entropy), {"entropy/weight": weight, "entropy/policy": mean}
-
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         actor_key, critic_key = rng.split(key)
-        batch = {**batch, "rewards": batch["rewards"] / self.divisor}
+        batch = self.divided(batch, self.divisor(state))
         state, actor = self.descend(state, "actor", self.actor_loss, batch, actor_key)
         negative_entropy = -actor.pop("actor/entropy")  # of the policy before its step
         state, entropy = self.descend(on_sphere(state, "actor"), "entropy", self.entropy_loss, negative_entropy)
@@ -171,8 +142,8 @@ class SimbaV2(SoftActorCritic[SimbaV2Config]):
 
 
 def divisor(dataset: Dataset, discount: float, limit: float) -> float:
-    """max(std G, largest value / limit), to four digits. G_t = discount G_{t-1} + r_t in each episode; the largest
-    value is that of `value_range`, which counts what episodes that were cut off would still have earned.
+    """max(std G, largest value / limit). G_t = discount G_{t-1} + r_t in each episode; the largest value is that of
+    `value_range`, which counts what episodes that were cut off would still have earned.
 
     The authors take the largest |G|, and their G goes on from one episode to the next.
     """
@@ -180,9 +151,4 @@ def divisor(dataset: Dataset, discount: float, limit: float) -> float:
     rewards = dataset.columns["rewards"].cpu().numpy()[::-1]  # backwards G is a return-to-go
     past = returns_to_go(rewards, np.zeros(len(rewards)), len(rewards) - end, len(rewards) - start, discount)
     value = largest(value_range(dataset, discount))
-    return float(f"{max(np.sqrt(past.var() + 1e-8), value / limit):.4g}")
-
-
-def largest(limits: Iterable[float]) -> float:
-    """The largest size of a range's two ends."""
-    return max(abs(edge) for edge in limits)
+    return max(float(np.sqrt(past.var() + 1e-8)), value / limit)

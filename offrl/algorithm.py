@@ -101,6 +101,7 @@ class Traits:
     goal_conditioned: bool = False  # its policies act towards the goals of `Actor.set_goal`
     n_step: bool = True  # False: its targets look one step ahead, though its settings have n_step
     learns_model: bool = False  # `refresh` trains a model on all transitions: online its source is an `Experience`
+    scales_by_returns: bool = False  # online its batches have the column `largest_return`: see `MovingReturns`
     on_policy: bool = False  # it learns from what its present policy just played: an `OnPolicy`
     period: int = 1  # updates of a repeating pattern; `phase` counts within it
     vectorized: bool = True  # False: one replica at a time, and an update may work in place

@@ -131,6 +131,7 @@ CASES: dict[str, str] = {  # what each trains on; further settings. `NAME/varian
     "awac": "builtin",
     "sac_n": "builtin",
     "dsac_t": "builtin",
+    "brc": "builtin algo.critic_hidden=[16,16]",
     "crossq": "builtin algo.critic_hidden=[16,16]",
     "fast_td3": "builtin algo.batch_size=64 algo.critic_hidden=[16,16] algo.value_bins=11",
     "simbav2": "builtin algo.critic_hidden=[16,16]",

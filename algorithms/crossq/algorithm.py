@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.actor import Carry, MemorylessActor
-from offrl.algorithm import Adam, Batch, Loss, Metrics, Params, TrainState, Tree, Update
+from offrl.algorithm import Adam, Batch, Metrics, Params, TrainState, Tree, Update
 from offrl.algorithms.crossq.networks import RenormMLP, RenormTanhGaussian, Statistics
 from offrl.errors import UserError
 from offrl.families.critics import Critic, Values
@@ -66,6 +66,7 @@ class CrossQ(SoftActorCritic[CrossQConfig]):
 
     traits = replace(SoftActorCritic.traits, targets=(), period=3, observations="vector", actions=("continuous",))
     actor_class = RenormActor
+    entropy_loss = SoftActorCritic.linear_entropy_loss
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
@@ -127,12 +128,6 @@ class CrossQ(SoftActorCritic[CrossQConfig]):
         q = self.critic.reduce_ensemble(self.q(state, batch["observations"], action), self.config.actor_value)
         loss = (self.weight(state) * log_p - q).mean()
         return loss, {"actor/loss": loss, "actor/q": q.mean(), "actor/entropy": -log_p.mean()}, statistics
-
-    def entropy_loss(self, entropy: Params, state: TrainState, negative_entropy: Tensor) -> Loss:
-        """alpha (entropy of the policy - target entropy)."""
-        weight = self.apply("entropy", entropy)
-        loss = weight * (-negative_entropy - self.target_entropy)
-        return loss, {"entropy/weight": weight, "entropy/policy": -negative_entropy}
 
     def step(self, state: TrainState, name: str, loss: Callable[..., Any], batch: Batch, key: Tensor) -> Update:
         """A step of a module, whose running statistics take in those of the batch."""

@@ -1,4 +1,4 @@
-"""The range of values that the bins of a value head must cover, from the data."""
+"""The range of values that the bins of a value head must cover, from the data, and the largest return of episodes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from offrl.data.transforms.columns import returns_to_go
 MARGIN = 0.1  # of the range, beyond both ends: a policy may be better than any episode in the data
 # a spread of returns below this share of their size is rounding, which float32 bins could not tell apart either
 EQUAL = 1e-4
+LARGEST_RETURN = "largest_return"  # a column of batches online: that of the episodes so far
 
 
 def value_range(dataset: Dataset, discount: float) -> tuple[float, float]:
@@ -48,3 +49,15 @@ def value_range(dataset: Dataset, discount: float) -> tuple[float, float]:
     return round(math.floor((low - margin) / step) * step, digits), round(
         math.ceil((high + margin) / step) * step, digits
     )
+
+
+def largest_return(rewards: np.ndarray, start: np.ndarray, end: np.ndarray, cut: np.ndarray, discount: float) -> float:
+    """The largest |G| of R rewards, G_t = r_t + discount G_{t+1} inside each of the episodes [start, end).
+
+    cut [E] bool: episodes that were cut off, which are taken to have gone on for ever at their mean reward, as in BRC's
+    code (arXiv 2505.23150). discount: below 1.
+    """
+    sums = np.concatenate([[0.0], np.cumsum(rewards, dtype=np.float64)])
+    extended = rewards.astype(np.float64)
+    extended[end - 1] += cut * (discount / (1.0 - discount)) * (sums[end] - sums[start]) / (end - start)
+    return float(np.abs(returns_to_go(extended, np.zeros(len(rewards)), start, end, discount)).max())

@@ -83,10 +83,11 @@ class SoftActorCritic(WithCritic, Algorithm[ConfigT]):
     critic: Critic
     actor_form: ClassVar[dict[str, Any]] = {}  # further arguments of `TanhGaussian`
     norm_first: ClassVar[bool] = False  # the critics' LayerNorm stands before the activation
+    critic_class: ClassVar[type[Critic]] = Critic
 
     def modules(self) -> dict[str, nn.Module]:
         entropy, actor = LogWeight(self.config.entropy_weight), self.make_actor()
-        self.critic = Critic(self.config, self.spec, norm_first=self.norm_first)
+        self.critic = self.critic_class(self.config, self.spec, norm_first=self.norm_first)
         return {"entropy": entropy, "actor": actor, "critic": self.critic.network, **self.cost_modules()}
 
     def make_actor(self) -> nn.Module:
@@ -146,6 +147,13 @@ class SoftActorCritic(WithCritic, Algorithm[ConfigT]):
         # not weight.log(): where the entropy stays above its target the weight falls for good, and in the end to 0
         loss = -(entropy["log"] * (negative_entropy + self.target_entropy)).mean()
         return loss, {"entropy/weight": weight, "entropy/policy": -negative_entropy.mean()}
+
+    def linear_entropy_loss(self, entropy: Params, state: TrainState, negative_entropy: Tensor) -> Loss:
+        """alpha (entropy of the policy - target entropy), the form of jaxrl and its descendants; negative_entropy: log
+        densities [B], or their mean.
+        """
+        weight, mean = self.apply("entropy", entropy), -negative_entropy.mean()
+        return weight * (mean - self.target_entropy), {"entropy/weight": weight, "entropy/policy": mean}
 
     def weight(self, state: TrainState) -> Tensor:
         """The weight of the entropy, [], at most `max_entropy_weight`."""

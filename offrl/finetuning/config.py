@@ -93,13 +93,13 @@ class FinetuneConfig:
     )
     utd: float | None = setting(
         None,
-        "updates for each environment step; null: what the algorithm is used with (MBPO: 20, FastTD3: 2/envs, the "
-        "others: 1)",
+        "updates for each environment step; null: what the algorithm is used with (MBPO: 20, BRC: 2, FastTD3: 2/envs, "
+        "the others: 1)",
         low=0.0,
     )
     warmup: int | None = setting(
         None,
-        "environment steps before the first update; null: what the algorithm is used with (WSRL, MBPO: 5,000; the "
+        "environment steps before the first update; null: what the algorithm is used with (WSRL, MBPO, BRC: 5,000; the "
         "others: 0, or 1,000 from fresh parameters and with replay=balanced)",
         low=0,
     )

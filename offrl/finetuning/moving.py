@@ -1,9 +1,12 @@
-"""Statistics of observations that move with what is played, where there are no data to give any."""
+"""What moves with what is played: statistics of observations, where there are no data to give any, and the largest
+returns, by which some algorithms scale rewards.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,11 +16,15 @@ from torch.utils import _pytree as pytree
 from offrl.algorithm import Algorithm, TrainState
 from offrl.data.dataset import DataSpec
 from offrl.data.samplers.transitions import FOLLOWING, Batch
+from offrl.data.value_range import LARGEST_RETURN, largest_return
 from offrl.encoding import with_spec
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.families.on_policy.ppo import Moments
+from offrl.finetuning.play.turns import Turn
+from offrl.finetuning.start import Start
 from offrl.settings.replicas import Replica
 from offrl.training.engine import policies_of
+from offrl.training.run.checkpoints import part
 
 # added to the deviation, as in the code of FastTD3 and rsl_rl: an observation that hardly moves is not blown up
 EPSILON = 1e-2
@@ -75,3 +82,69 @@ class MovingStatistics:
         """Go on from `state`."""
         self.moments = Moments(**state)
         self._renew()
+
+
+class MovingReturns:
+    """For each of N replicas the largest size of a return, from any step of the episodes that it has ended; 0 before
+    the first. See `largest_return`.
+    """
+
+    def __init__(self, replicas: Sequence[Replica], discount: float, envs: int, device: torch.device) -> None:
+        """discount: where no grid varies it. envs: of each replica. device: of the batches."""
+        self.discounts = [dict(replica.values).get("discount", discount) for replica in replicas]
+        self.envs, self.device = envs, device
+        self.rewards: list[list[float]] = [[] for _ in range(len(replicas) * envs)]  # of each running episode
+        self.largest = torch.zeros(len(replicas), dtype=torch.float64)
+
+    def add(self, turn: Turn, rewards: np.ndarray) -> None:
+        """A step of every environment, with the rewards [K] that are learnt from."""
+        for k, episode in enumerate(self.rewards):
+            if turn.valid[k]:
+                episode.append(float(rewards[k]))
+            if turn.over[k] and episode:
+                n, start, end = k // self.envs, np.zeros(1, np.int64), np.array([len(episode)])
+                cut = ~turn.terminated[k : k + 1]
+                value = largest_return(np.array(episode), start, end, cut, self.discounts[n])
+                self.largest[n] = max(float(self.largest[n]), value)
+                episode.clear()
+
+    def of_batch(self, batch: Batch) -> Batch:
+        """A batch [N, B, ...] with the column `LARGEST_RETURN` [N, B]."""
+        column = self.largest.float().to(self.device).unsqueeze(-1)
+        return batch | {LARGEST_RETURN: column.expand(batch["rewards"].shape)}
+
+
+class Moving:
+    """What moves with play in a run, as far as its settings ask for it."""
+
+    def __init__(self, start: Start, envs: int, device: torch.device) -> None:
+        """envs: of each replica. device: of the batches."""
+        algorithm, replicas = start.algorithm, start.replicas
+        running = start.config.normalize == "running"
+        self.statistics = MovingStatistics(start.spec, len(replicas), device) if running else None
+        self.returns = None
+        if algorithm.traits.scales_by_returns:
+            self.returns = MovingReturns(replicas, float(algorithm.config.discount), envs, device)
+
+    def add(self, turn: Turn) -> None:
+        """The observations in which all have acted."""
+        if self.statistics is not None:
+            self.statistics.add(turn.observations)
+
+    def of_batch(self, batch: Batch) -> Batch:
+        """A batch [N, B, ...] as it was played, as it is learnt from."""
+        for moving in (self.statistics, self.returns):
+            batch = batch if moving is None else moving.of_batch(batch)
+        return batch
+
+    def state(self) -> dict[str, Any]:
+        """The state that `load` takes, for a checkpoint: a tree of tensors."""
+        state: dict[str, Any] = {} if self.statistics is None else {"statistics": self.statistics.state()}
+        return state if self.returns is None else state | {"returns": {"largest": self.returns.largest.clone()}}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from a checkpoint's tensors. Those of running episodes come when these are played again."""
+        if self.statistics is not None:
+            self.statistics.load(part(tensors, "statistics"))
+        if self.returns is not None:
+            self.returns.largest = part(tensors, "returns")["largest"]

@@ -23,6 +23,7 @@ from offrl.data.transforms.columns import returns_to_go
 from offrl.errors import UserError
 from offrl.evaluation import streams
 from offrl.evaluation.past import acted, begin, push
+from offrl.finetuning.moving import MovingReturns
 from offrl.finetuning.play.turns import TEACHER_ACTIONS, Turn
 from offrl.finetuning.replay.ring import Column
 from offrl.finetuning.replay.sources import LAST, is_chain
@@ -99,10 +100,11 @@ class Rows:
         envs: int,
         returns: Returns,
         sampler: Any = None,
+        moving: MovingReturns | None = None,
     ) -> None:
         """returns: what returns_to_go of whole episodes are; see `returns_of`. sampler: the algorithm's, where it may
-        draw windows; rows are then windows, and `columns` becomes theirs."""
-        self.spec, self.returns = spec, returns
+        draw windows; rows are then windows, and `columns` becomes theirs. moving: what looks at the rewards too."""
+        self.spec, self.returns, self.moving = spec, returns, moving
         self.windows = windows_of(sampler, replicas * envs)
         self.single = columns  # of one step
         self.columns = columns if self.windows is None else self.windows.columns(columns)
@@ -160,6 +162,8 @@ class Rows:
             "rewards": (turn.rewards * self.spec.reward_scale + self.spec.reward_shift).astype(np.float32),
             "masks": (~turn.terminated).astype(np.float32),
         }
+        if self.moving is not None:
+            self.moving.add(turn, ready["rewards"])
         if "costs" in self.single:
             if np.isnan(turn.costs[turn.valid]).any():
                 raise UserError(
@@ -195,6 +199,8 @@ class Rows:
     def drop(self, k: int) -> None:
         """Forget what waits of the episode of environment k."""
         self.waiting[k].clear()
+        if self.moving is not None:
+            self.moving.rewards[k].clear()
         if self.past is not None:
             self.past.fresh[k] = True
         if self.windows is not None:

@@ -14,6 +14,7 @@ from offrl import rng
 from offrl.nn.mlp import MLP
 
 Dist = tuple[Tensor, ...]  # the parameters of a policy's distribution
+LOG_STD = (-10.0, 2.0)  # of a `TwoHeadedTanhGaussian`
 
 
 class Policy(nn.Module, ABC):
@@ -187,6 +188,18 @@ class TanhGaussian(Policy):
         correction = 2.0 * (math.log(2.0) - u - nn.functional.softplus(-2.0 * u))
         mean, log_std = dist
         return gaussian_log_prob(mean, log_std, u) - correction.sum(-1)
+
+
+class TwoHeadedTanhGaussian(TanhGaussian):
+    """A `TanhGaussian` of features, with a head for the mean and one for log_std, which tanh keeps in [-10, 2]."""
+
+    def __init__(self, features: nn.Module, mean: nn.Module, log_std: nn.Module) -> None:
+        nn.Module.__init__(self)  # without the layers that a `Policy` makes
+        self.features, self.mean, self.log_std = features, mean, log_std
+
+    def forward(self, observations: Tensor, key: Tensor | None = None) -> Dist:
+        h, (low, high) = self.features(observations), LOG_STD
+        return self.mean(h), low + 0.5 * (high - low) * (1.0 + self.log_std(h).tanh())
 
 
 class Categorical(Policy):

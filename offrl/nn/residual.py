@@ -8,24 +8,35 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from offrl.nn.ensemble import EnsembleLinear
+from offrl.nn.ensemble import EnsembleLinear, Pairs
+from offrl.nn.mlp import Linear
 
 BLOCK = 4  # layers between two identities
 
 
-class _Layer(nn.Module):
-    """Linear, LayerNorm, SiLU; of E members."""
+class NormLinear(nn.Module):
+    """Linear, LayerNorm: [B, in] -> [B, out]; with a size E members, [B, in] or [E, B, in] -> [E, B, out], and `Pairs`
+    as `EnsembleLinear`.
+    """
 
-    def __init__(self, size: int, in_dim: int, width: int, epsilon: float) -> None:
+    def __init__(self, size: int | None, in_dim: int, width: int, epsilon: float, init: str = "torch") -> None:
         super().__init__()
         self.epsilon = epsilon
-        self.linear = EnsembleLinear(size, in_dim, width)
+        self.linear = EnsembleLinear(size, in_dim, width, init) if size else Linear(in_dim, width, init)
         nn.init.zeros_(self.linear.bias)
-        self.scale, self.shift = nn.Parameter(torch.ones(size, 1, width)), nn.Parameter(torch.zeros(size, 1, width))
+        shape = (size, 1, width) if size else (width,)
+        self.scale, self.shift = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | Pairs) -> Tensor:
         y = self.linear(x)
-        return F.silu(F.layer_norm(y, y.shape[-1:], eps=self.epsilon) * self.scale + self.shift)
+        return F.layer_norm(y, y.shape[-1:], eps=self.epsilon) * self.scale + self.shift
+
+
+class _Layer(NormLinear):
+    """Linear, LayerNorm, SiLU; of E members."""
+
+    def forward(self, x: Tensor | Pairs) -> Tensor:
+        return F.silu(super().forward(x))
 
 
 class ResidualEnsemble(nn.Module):

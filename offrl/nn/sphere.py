@@ -15,13 +15,12 @@ from torch.nn import functional as F
 
 from offrl.nn.ensemble import Pairs
 from offrl.nn.mlp import ACTIVATIONS, initialise
-from offrl.nn.policies import Dist, TanhGaussian
+from offrl.nn.policies import TwoHeadedTanhGaussian
 from offrl.optim import Params
 
 EPSILON = 1e-8
 SHIFT = 3.0  # appended to the inputs, so that their length is not lost on the sphere
 EXPANSION = 4  # a block's hidden layer is so many times as wide
-LOG_STD = (-10.0, 2.0)
 
 
 def normalised(x: Tensor) -> Tensor:
@@ -139,15 +138,9 @@ class SphereEnsemble(nn.Module):
         return self.head(self.features(x))
 
 
-class SphereTanhGaussian(TanhGaussian):
-    """A `TanhGaussian` with a head for the mean and one for log_std, which tanh keeps in [-10, 2]."""
+class SphereTanhGaussian(TwoHeadedTanhGaussian):
+    """A policy with features and weights on the unit sphere."""
 
     def __init__(self, obs_dim: int, action_dim: int, width: int, blocks: int, activation: str = "relu") -> None:
-        nn.Module.__init__(self)  # without the layers that a `Policy` makes
-        self.features = SphereFeatures(None, obs_dim, width, blocks, activation)
-        self.mean = SphereHead(None, width, action_dim)
-        self.log_std = SphereHead(None, width, action_dim)
-
-    def forward(self, observations: Tensor, key: Tensor | None = None) -> Dist:
-        h, (low, high) = self.features(observations), LOG_STD
-        return self.mean(h), low + 0.5 * (high - low) * (1.0 + self.log_std(h).tanh())
+        features = SphereFeatures(None, obs_dim, width, blocks, activation)
+        super().__init__(features, *(SphereHead(None, width, action_dim) for _ in range(2)))

@@ -41,6 +41,7 @@ MODULES = (
     "sphere",
     "fast_td3",
     "crossq",
+    "brc",
     "ogbench",
     "flows",
     "idql",

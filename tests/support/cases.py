@@ -44,7 +44,7 @@ BATCH = 32
 IMITATION = ("act", "bc", "chunk_bc", "diffusion_bc", "dpt", "flow_bc", "recoil")
 # of DT, which stands for them where discrete actions are concerned
 DESCENDANTS = ("edt", "lamo", "meta_dt", "modt", "qdt", "vadt")
-OWN_LAYERS = ("crossq", "simbav2")  # which refuse LayerNorm
+OWN_LAYERS = ("brc", "crossq", "simbav2")  # which refuse LayerNorm
 # whose first update leaves a parameter as it is: LoRA's A learns once its B is no longer 0, layers once the heads are
 WAITING = ("director", "lamo", "rssm", "tdmpc2")
 LEARNER = {"actor_learning_rate": 3e-3, "polyak": 0.05, "horizon": 1, "critics": 2, "entropy_in_target": False}
@@ -116,6 +116,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that the toy problem is solved wit
     "diffuser": {"plan_horizon": 2, "candidates": 64, "guide_scale": 1.0, "termination_penalty": 0.0, "polyak": 0.05},
     "diffusion_ql": {"polyak": 0.05, "average": 0.1, "average_from": 0, "choice": "best", "clip_norm": 0.0},
     "dtql": {"polyak": 0.05, "alpha": 0.1, "expectile": 0.9, "choice": "best", "candidates": 64},
+    "brc": {"polyak": 0.05, "learning_rate": 3e-3},
     "dsac_t": {"polyak": 0.05, "learning_rate": 3e-3, "entropy_weight": 0.1},
     "edac": {"polyak": 0.05, "critics": 3},
     "fast_td3": {"learning_rate": 3e-3, "weight_decay": 0.0, "policy_noise": 0.2},
@@ -253,6 +254,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"actor_type": "distil", "length": 3},
         {"chunked": False, "truncated_windows": "bootstrap", "pessimism": "std"},
     ],
+    "brc": [{"n_step": 2, "critic_hidden": [], "critics": 3}],
     "crossq": [{"n_step": 2, "critic_hidden": [], "critics": 3}],
     "fast_td3": [{"n_step": 2, "critic_hidden": [], "critics": 3}],
     "recoil": [{"implicit_maximum": "expectile", "value_head": "c51"}],
@@ -401,8 +403,8 @@ class Case:
             small |= {"length": 4, "groups": 4, "classes": 4, "free_bits": 0.0}
         if self.name == "director":
             small |= {"goal_steps": 2, "goal_groups": 2, "goal_classes": 4}
-        if self.name in ("crossq", "simbav2"):
-            small["critic_hidden"] = [32, 32]  # simbav2: blocks of another width than the policy's
+        if self.name in OWN_LAYERS:
+            small["critic_hidden"] = [32, 32]  # brc, simbav2: blocks of another width than the policy's
         if self.name == "lamo":
             small["embedding"] = "linear"  # of this name others have a width
         config = kind.Config(**{**{k: v for k, v in small.items() if k in known}, **dict(self.settings), **settings})

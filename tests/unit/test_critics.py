@@ -33,7 +33,7 @@ from tests.support.reference import mlp as ref
 FIELDS = {n: kind.Config.__dataclass_fields__ for n, kind in registry.names("algo").items()}
 # model-based ones have SAC's critics, and need a model besides
 # skill_critic, skill_iql: critics of skills, and not of what the data do in one step; the others have one head alone
-LEFT_OUT = ("crossq", "dsac_t", "fast_td3", *cases.IMITATION, "simbav2", "skill_critic", "skill_iql")
+LEFT_OUT = ("brc", "crossq", "dsac_t", "fast_td3", *cases.IMITATION, "simbav2", "skill_critic", "skill_iql")
 TD = [n for n, fields in FIELDS.items() if "value_head" in fields and "world_model" not in fields and n not in LEFT_OUT]
 TD = [n for n in TD if not registry.get("algo", n).traits.text]  # theirs: tests/golden/test_ilql.py, test_text_turns.py
 OBS, A, B = 3, 2, 8

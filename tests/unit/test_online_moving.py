@@ -22,10 +22,12 @@ from offrl.errors import UserError
 from offrl.export.graph import PolicyGraph
 from offrl.finetuning import summary
 from offrl.finetuning.config import FinetuneConfig, choose
-from offrl.finetuning.moving import EPSILON, MovingStatistics
+from offrl.finetuning.moving import EPSILON, Moving, MovingStatistics
 from offrl.finetuning.on_policy.parents import check_settings
+from offrl.finetuning.play.turns import Turn
 from offrl.system import files as checkpoint
 
+BRC = {"algo": "brc", "algo.critic_hidden": [8], "algo.n_step": 2, "normalize": "data"}
 SPEC = DataSpec((3,), 1, action_low=(-1.0,), action_high=(1.0,))
 
 
@@ -139,6 +141,7 @@ def test_a_policys_file_holds_them(algo: str, tmp_path: Path) -> None:
     [
         pytest.param({}, id="plain"),
         pytest.param({"algo.n_step": 3, "capacity": 25}, id="windows", marks=pytest.mark.nightly),
+        pytest.param(BRC, id="returns", marks=pytest.mark.nightly),
         pytest.param({"algo": "iql", "discrete": True}, id="discrete", marks=pytest.mark.nightly),
     ],
 )
@@ -148,21 +151,22 @@ def test_a_stop_leaves_no_trace(
 ) -> None:
     """As after kill -9: what came after the last checkpoint is played again, and counts once."""
     whole = tune(tmp_path, "whole", **settings)
-    add, calls = MovingStatistics.add, []
+    add, calls = Moving.add, []
 
-    def dies(self: MovingStatistics, observations: np.ndarray) -> None:
+    def dies(self: Moving, turn: Turn) -> None:
         calls.append(1)
         if len(calls) == moment // 2:
             raise SystemExit
-        add(self, observations)
+        add(self, turn)
 
-    monkeypatch.setattr(MovingStatistics, "add", dies)
+    monkeypatch.setattr(Moving, "add", dies)
     with pytest.raises(SystemExit):
         tune(tmp_path, "stopped", **settings)
-    monkeypatch.setattr(MovingStatistics, "add", add)
+    monkeypatch.setattr(Moving, "add", add)
     resumed = tune(tmp_path, "stopped", **settings)
     (tensors, _), (expected, _) = (checkpoint.load_latest(r.dir) or ({}, {}) for r in (resumed, whole))
-    assert tensors and tensors.keys() == expected.keys() and "statistics/mean" in tensors
+    moving = "returns/largest" if settings == BRC else "statistics/mean"
+    assert tensors and tensors.keys() == expected.keys() and bool((tensors[moving] != 0.0).all())
     for name, tensor in tensors.items():
         assert torch.equal(tensor, expected[name]), name
     for name in ("metrics.jsonl", "scores.csv", "policies/seed_0.safetensors", "policies/seed_1.safetensors"):

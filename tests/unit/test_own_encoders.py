@@ -36,7 +36,7 @@ def own(fusion: str = "late", **changes: Any) -> Dataset:
 @pytest.mark.parametrize("name", SLOW)
 def test_each_network_trains_its_own(name: str, fusion: str, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = own(fusion)
-    if name in ("act", "diffusion_bc", "diffusion_ql", "dtql", "encoder", "idql", "sharsa", "simbav2"):
+    if name in ("act", "brc", "diffusion_bc", "diffusion_ql", "dtql", "encoder", "idql", "sharsa", "simbav2"):
         with pytest.raises(UserError, match=rf"trained_by=own: not every network of {name} is .* leave it out"):
             make(name, dataset)
         return

@@ -6,6 +6,7 @@ from offrl.families.critics.constraint import Constraint, ConstraintSettings, In
 from offrl.families.critics.costs import CostCritic, CostSettings, LimitSettings, even_cost, fit_limit
 from offrl.families.critics.critic import Critic
 from offrl.families.critics.representation import RepresentationSettings
+from offrl.families.critics.scaled import ScaledRewards, blocks, check_layers, largest
 from offrl.families.critics.value import (
     ActorScheduleSettings,
     CriticSettings,
@@ -32,12 +33,16 @@ __all__ = [
     "Objective",
     "RepresentationSettings",
     "RiskSettings",
+    "ScaledRewards",
     "Target",
     "Value",
     "Values",
     "WithCritic",
+    "blocks",
+    "check_layers",
     "epsilon_field",
     "even_cost",
     "fit_limit",
+    "largest",
     "make_value_head",
 ]

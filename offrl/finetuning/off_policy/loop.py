@@ -15,7 +15,7 @@ from offrl.algorithm import Metrics, TrainState
 from offrl.errors import UserError, warn
 from offrl.evaluation.evaluator import Evaluator
 from offrl.finetuning.learner import Learner
-from offrl.finetuning.moving import MovingStatistics
+from offrl.finetuning.moving import Moving
 from offrl.finetuning.play.turns import Turn
 from offrl.finetuning.replay.making import make_batches, make_replays
 from offrl.finetuning.replay.ring import Column
@@ -52,15 +52,13 @@ class TransitionLoop(OnlineLoop):
         columns = self._columns(sampler)
         discount = start.data.discount_returns if start.data is not None else None
         discount = float(getattr(algorithm.config, "discount", 0.99)) if discount is None else discount
-        self.rows = Rows(start.spec, columns, self.many, self.envs, returns_of(sampler, discount), sampler)
+        self.moving = Moving(start, self.envs, self.device)
+        following = returns_of(sampler, discount)
+        self.rows = Rows(start.spec, columns, self.many, self.envs, following, sampler, self.moving.returns)
         self.replays = make_replays(start, self.rows.columns, self.steps, self.run_dir, self.device)
         self.intervened = torch.zeros(self.many, dtype=torch.float64)  # steps since the last line
         self.first = self.goal = self.updates = self.line_updates = int(state.step[0])
-        self.statistics = None  # of what was observed, where they move
-        if config.normalize == "running":
-            self.statistics = MovingStatistics(start.spec, self.many, self.device)
-        change = None if self.statistics is None else self.statistics.of_batch
-        self.batches = make_batches(start, self.replays, state.key, change)
+        self.batches = make_batches(start, self.replays, state.key, self.moving.of_batch)
         plan = Plan(algorithm, algorithm.config.batch_size, self.mode, config.precision, self.many)
         self.learner = Learner(plan, self.batches, self.replicas, self.device, start.fixed, start.anneal)
 
@@ -115,8 +113,7 @@ class TransitionLoop(OnlineLoop):
         """One step of every environment; sets how many updates are then due."""
         config, started = self.config, self.t
         turn = self._told(self.play.step(self._actions()))
-        if self.statistics is not None:
-            self.statistics.add(turn.observations)
+        self.moving.add(turn)
         owner, rows = self.rows.take(turn, self.learner.columns())
         self.replays[0].add(owner, rows)
         for replay in self.replays[1:]:
@@ -155,8 +152,8 @@ class TransitionLoop(OnlineLoop):
             return actions.reshape(-1, *actions.shape[2:])
         visible = self.rows.observed(self._shown(self.play.current))
         observations = pytree.tree_map(lambda x: x.reshape(self.many, self.envs, *x.shape[1:]), visible)
-        if self.statistics is not None:
-            observations = self.statistics.normalised(torch.from_numpy(observations).float().to(self.device))
+        if (statistics := self.moving.statistics) is not None:
+            observations = statistics.normalised(torch.from_numpy(observations).float().to(self.device))
         begun = np.array([not seat.actions for seat in self.play.seats]).reshape(self.many, self.envs)
         goals = None
         if self.play.goal_dim:
@@ -189,18 +186,16 @@ class TransitionLoop(OnlineLoop):
         return means
 
     def _policies(self) -> list[Any]:
-        if self.statistics is None:
+        if (statistics := self.moving.statistics) is None:
             return super()._policies()
-        return self.statistics.policies(self.start.algorithm, self.learner.acting(), self.replicas)
+        return statistics.policies(self.start.algorithm, self.learner.acting(), self.replicas)
 
     # ---- checkpoints
 
     def _holds(self) -> tuple[dict[str, Any], dict[str, Any]]:
         tensors = {"ended": torch.from_numpy(self.ended.copy()), "memory": self.learner.memory()}
         tensors["batches"] = self.batches.state()
-        if self.statistics is not None:
-            tensors["statistics"] = self.statistics.state()
-        return tensors | {"intervened": self.intervened.clone()}, {
+        return tensors | self.moving.state() | {"intervened": self.intervened.clone()}, {
             "files": [replay.save() for replay in self.replays],
             "rows": [replay.ring.total.tolist() for replay in self.replays],
         }
@@ -209,8 +204,7 @@ class TransitionLoop(OnlineLoop):
         self.ended, self.intervened = saved.tensors["ended"].numpy().copy(), saved.tensors["intervened"]
         tree = files.unflatten({"batches": self.batches.state()}, saved.tensors, saved.where)
         self.batches.load(tree["batches"])
-        if self.statistics is not None:
-            self.statistics.load(part(saved.tensors, "statistics"))
+        self.moving.load(saved.tensors)
         for replay, count, rows in zip(self.replays, saved.meta["files"], saved.meta["rows"], strict=True):
             replay.load(count, rows)
 

@@ -8,6 +8,7 @@ was drawn last; here candidates are weighed by the network as it is, for all rep
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -109,16 +110,17 @@ class BalancedBatches(MixedBatches):
         spec: DataSpec,
         temperature: float,
         fresh: float,
+        change: Callable[[Batch], Batch] | None = None,
     ) -> None:
         """See `MixedBatches`. spec: of the rows. temperature: T of `priorities`."""
-        super().__init__(ring, sampler, source, keys, batch_size, None)
+        super().__init__(ring, sampler, source, keys, batch_size, None, change=change)
         self.spec, self.temperature, self.fresh = spec, temperature, fresh
         action = spec.num_actions if spec.discrete else spec.action_dim
         inputs = math.prod(ring.columns["observations"][0]) + action
         self.density = Density(inputs, rng.fold_in(self.keys, -1))
         self.sums = torch.zeros(len(METRICS), len(keys), device=ring.device)
 
-    def get(self, step: int) -> Batch:
+    def _rows(self, step: int) -> Batch:
         half, density = CANDIDATES * self.size, self.density
         slots = vmap(self._slots)(self._key(step, 0, self.keys), self.ring.counts, self.ring.ends)
         rows = joined(self._of_data(step, half), self.ring.take(slots))

@@ -39,8 +39,8 @@ class MixedBatches:
     ) -> None:
         """source: what `sampler` prepared of the data; None where there are none, and mixing is 0. keys [N]: of the
         replicas. mixing: the share of each batch that is the data's; None: both in proportion to their rows.
-        interventions: the ring's rows that count as the data's where mixing is a share. change: what batches without
-        data go through."""
+        interventions: the ring's rows that count as the data's where mixing is a share. change: what all batches go
+        through."""
         self.ring, self.sampler, self.source, self.mixing = ring, sampler, source, mixing
         self.interventions, self.change = interventions, change
         self.size, self.from_data = batch_size, batch_size if mixing is None else round(mixing * batch_size)
@@ -57,9 +57,12 @@ class MixedBatches:
         """The batch of update `step` for all replicas, [N, B, ...] on the device: first the data's rows, then the
         ring's.
         """
+        batch = self._rows(step)
+        return batch if self.change is None else self.change(batch)
+
+    def _rows(self, step: int) -> Batch:
         if self.from_data == 0:
-            played = self._drawn(step, self.size, self.ring, 0)
-            return played if self.change is None else self.change(played)
+            return self._drawn(step, self.size, self.ring, 0)
         data = self._of_data(step, self.from_data)
         if self.mixing is None:
             return self._union(step, data, self.ring, 0)

@@ -37,7 +37,7 @@ def make_replays(
 
 
 def make_batches(
-    start: Start, replays: Sequence[Replay], keys: Tensor, change: Callable[[Batch], Batch] | None
+    start: Start, replays: Sequence[Replay], keys: Tensor, change: Callable[[Batch], Batch]
 ) -> MixedBatches:
     """What draws from these buffers and the data. keys [N]: of the replicas. change: see `MixedBatches`."""
     config, algorithm, dataset = start.config, start.algorithm, start.dataset
@@ -45,5 +45,5 @@ def make_batches(
     source = None if dataset is None else sampler.prepare(dataset if dataset.mapped else dataset.to(ring.device))
     parts = ring, sampler, source, keys, algorithm.config.batch_size
     if config.replay == "balanced":
-        return BalancedBatches(*parts, start.spec, config.replay_temperature, config.replay_fresh)
+        return BalancedBatches(*parts, start.spec, config.replay_temperature, config.replay_fresh, change)
     return MixedBatches(*parts, config.mixing, corrected[0] if corrected else None, change)

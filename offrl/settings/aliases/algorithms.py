@@ -24,6 +24,7 @@ OTHER_NAMES = {
     "calibratedql": "cal_ql",
     "calibratedqlearning": "cal_ql",
     "fasttd3": "fast_td3",
+    "biggerregularizedcategorical": "brc",
     "td3plusbc": "td3_bc",
     "minimalistoffline": "td3_bc",
     "advantageweightedactorcritic": "awac",

@@ -1,0 +1,5 @@
+"""BRC: its networks and the algorithm."""
+
+from offrl.algorithms.brc.algorithm import BRC, BRCConfig
+
+__all__ = ["BRC", "BRCConfig"]
