@@ -47,7 +47,6 @@ class SkillCriticConfig(SkillSettings, ActorScheduleSettings, CriticSettings):
     train_low: bool = setting(
         True,
         "whether the low level learns; false: it stays the decoder, and acts greedily (the authors' first stage)",
-        structural=True,
     )
     high_divergence: float = setting(
         1.0, "KL(high level || the skills' prior), in nats, at which its learnt weight holds it", low=0.0

@@ -18,9 +18,7 @@ from offrl.system import devices
 # each test has a cache of its own, in which the library of products would be measured anew, and under load come out
 # another one, which rounds differently
 os.environ.setdefault(devices.PRODUCTS, devices.products_library())
-SMALL = shlex.split(
-    "steps=20 compile=eager compare=[] algo.hidden=[8] eval.episodes=1 eval.max_steps=10 eval.every=0 log_every=10"
-)
+SMALL = shlex.split("steps=20 compile=eager compare=[] algo.hidden=[8] eval.episodes=1 eval.every=0 log_every=10")
 
 
 class Result(NamedTuple):

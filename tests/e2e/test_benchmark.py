@@ -26,7 +26,7 @@ from .conftest import Offrl, hopper_like
 CELLS = ("bc-hopper_a", "iql-hopper_a", "bc-hopper_b", "iql-hopper_b")
 SMALL = shlex.split(
     "algos=[bc,iql] seeds=3 steps=60 compile=eager device=cpu algo.hidden=[8] algo.batch_size=16 eval.episodes=1 "
-    "eval.max_steps=10 eval.every=30 log_every=10 checkpoint.every=10 quiet=true"
+    "eval.every=30 log_every=10 checkpoint.every=10 quiet=true"
 )
 
 

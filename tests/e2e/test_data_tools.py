@@ -35,7 +35,7 @@ def test_convert_subset_merge_and_train_on_it(offrl: Offrl) -> None:
 def test_bad_input_is_one_line(offrl: Offrl, write: Callable[..., Path]) -> None:
     good, bad = write("good.hdf5"), write("bad.hdf5", rewards=np.full(300, np.nan, np.float32))
     for command, message in (
-        ("data", "say what to do: inspect, doctor, convert, merge, subset, render, label, list"),
+        ("data", "say what to do: inspect, doctor, horizon, convert, merge, subset, render, label, list"),
         ("data convret a b", "Did you mean 'convert'?"),
         ("data convert good.hdf5", "usage: offrl data convert DATASET OUT"),
         ("data convert good.hdf5 a.hdf5 b.hdf5", "3 names were given, 2 are needed"),

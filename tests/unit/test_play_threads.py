@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import os
 import signal
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from offrl.finetuning.start import spec_of
 from offrl.system import files as checkpoint
 from offrl.tasks.task import Task
 from tests.support.tiers import nightly_but
+from tests.support.turns import assert_same
 
 ENVS, ROWS = 5, 5_000
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -77,14 +77,9 @@ def played(
     return turns
 
 
-def assert_same(turns: list[Turn], others: list[Turn]) -> None:
-    for t, (one, other) in enumerate(zip(turns, others, strict=True)):
-        for field in dataclasses.fields(Turn):
-            expected, got = getattr(one, field.name), getattr(other, field.name)
-            if field.name == "ended":
-                assert got == expected, t
-            else:
-                assert got.dtype == expected.dtype and got.tobytes() == expected.tobytes(), (field.name, t)
+def assert_all_same(turns: list[Turn], others: list[Turn]) -> None:
+    for one, other in zip(turns, others, strict=True):
+        assert_same(one, other)
 
 
 @pytest.mark.parametrize("case", nightly_but(FAST, CASES), ids=str)
@@ -93,7 +88,7 @@ def test_rows_are_those_of_gymnasiums_own_steps(case: tuple[str, bool]) -> None:
     steps = 60 if case in FAST else ROWS // ENVS
     task = task_of(env_id, **SETTINGS[env_id] if changed else {})
     turns = played(task, "sequential", steps)
-    assert_same(turns, played(task, "threads", steps))
+    assert_all_same(turns, played(task, "threads", steps))
     assert case in FAST or any(turn.over.any() for turn in turns)
 
 
@@ -104,7 +99,7 @@ def test_states_of_the_data_and_time_limits() -> None:
     snapshots = Snapshots("data", np.zeros((9, 11)), [qpos, qvel], 0, 60, 0.7, 6)
     task = task_of("Hopper-v5", max_episode_steps=25)
     turns = played(task, "sequential", 80, 20, snapshots)
-    assert_same(turns, played(task, "threads", 80, 20, snapshots))
+    assert_all_same(turns, played(task, "threads", 80, 20, snapshots))
     lengths = {(end.length, end.start < 0) for turn in turns for end in turn.ended}
     assert {(6, False), (20, True)} <= lengths and len(lengths) > 4
 
@@ -118,7 +113,7 @@ def test_physics_that_blow_up_are_named_and_cut(capfd: pytest.CaptureFixture[str
     for backend in ("sequential", "threads"):
         turns.append(played(task_of("HalfCheetah-v5"), backend, 10, before=explode))
         texts.append(capfd.readouterr().err)
-    assert_same(*turns)
+    assert_all_same(*turns)
     assert texts[0] == texts[1] and texts[0].count("became unstable") == 3
     assert [int((~turn.valid).sum()) for turn in turns[0]] == [0, 0, 0, 2, 0, 0, 0, 1, 0, 0]
 
@@ -138,7 +133,7 @@ def test_the_middle_of_an_episode_comes_back_with_either() -> None:
             play.t = stop
             assert play.resume(states[stop])[1] == []
             assert all(torch.equal(x, states[stop][name]) for name, x in play.state().items())
-            assert_same(expected[stop:], [play.step(row) for row in actions[stop:]])
+            assert_all_same(expected[stop:], [play.step(row) for row in actions[stop:]])
 
 
 def test_an_environment_that_fails_is_named_and_the_step_taken_back() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import sys
@@ -25,6 +24,7 @@ from offrl.finetuning.play.workers import Workers
 from offrl.system import files as checkpoint
 from offrl.tasks.task import Task
 from tests.support.stubborn import BREAK, DIE, EXPLODE, STICK, Stubborn, stubborn
+from tests.support.turns import assert_same
 
 SPEC = DataSpec((2,), 1, action_low=(-1.0,), action_high=(1.0,), name="stubborn")
 TASK = Task("stubborn", env_factory=Stubborn)
@@ -65,9 +65,7 @@ def played(backend: str) -> Play:
 
 
 def same(one: Turn, other: Turn) -> None:
-    for field in dataclasses.fields(Turn):
-        expected, got = getattr(one, field.name), getattr(other, field.name)
-        assert got == expected if field.name == "ended" else got.tobytes() == expected.tobytes(), field.name
+    assert_same(one, other)
     assert len(one.observations) == 5
 
 
