@@ -40,6 +40,10 @@ class VariantEnv:
     task: Task
     perturbation: Perturbation
 
+    def __post_init__(self) -> None:
+        # what scores and reports call it
+        object.__setattr__(self, "__qualname__", f"{self.task.env_id} with {_text(self.perturbation.values)}")
+
     def __call__(self) -> Any:
         return altered(make_env(self.task), self.perturbation)
 

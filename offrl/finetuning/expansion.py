@@ -67,8 +67,11 @@ def check_skills(run: SavedRun, path: Path) -> None:
 
 
 def typed_for(name: str, run: str, typed: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a command that the algorithm `name` has, and that of the run, `run`, has not."""
+    """The settings of a command that the algorithm `name` has, and that of the run, `run`, has not. Raises UserError
+    for those that only the latter has."""
     new, old = ({f.name for f in dataclasses.fields(registry.get("algo", n).Config)} for n in (name, run))
+    if alone := next((k for k in typed if k.removeprefix("algo.") in old - new and k.startswith("algo.")), None):
+        raise UserError(f"{alone}= is a setting of {run}, and {name}, which goes on with it, has none: leave it out")
     return {k: v for k, v in typed.items() if k.startswith("algo.") and k.removeprefix("algo.") in new - old}
 
 

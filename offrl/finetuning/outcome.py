@@ -81,8 +81,11 @@ def steps_to(curve: Curve, level: float) -> int | None:
 
 def play_regrets(task: Task | None, rows: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
     """1 less the mean score / 100 of the episodes that were played from the task's starts, exploration included
-    (CORL, tinkoff-ai/CORL), each counted once, or as often as it has steps; None where there are none, or no scores.
+    (CORL, tinkoff-ai/CORL), each counted once, or as often as it has steps; None where there are none, or no scores, or
+    several tasks, which episodes do not tell apart.
     """
+    if task is not None and task.parts:
+        return None
     task_episodes = [row for row in rows if row["start"] == episodes.STARTS[0] and row["length"]]
     scores = [None if task is None else task.score(row["return"], row["success"]) for row in task_episodes]
     values = [float(score) for score in scores if score is not None]
@@ -141,7 +144,10 @@ def outcomes(run: SavedRun) -> list[Outcome]:
 
 
 def _standard_error(row: Mapping[str, Any], task: Task | None) -> float:
-    """Of the mean of an evaluation's episodes; in scores where there is a `task`."""
+    """Of the mean of an evaluation's episodes; in scores where there is a `task`. 0 of several tasks, for the spread of
+    their returns together says nothing."""
+    if task is not None and task.parts:
+        return 0.0
     n, spread = max(1, int(row["episodes"]) - 1), float(row["return_std"] or 0.0)
     if task is not None and task.scored_by == "success":
         spread = 100.0 * math.sqrt(row["success"] * (1.0 - row["success"]))

@@ -223,11 +223,13 @@ def _fresh(config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | Non
     else:
         if config.env is None and env is None:
             raise UserError("without data the environment must be named: offrl finetune algo=sac_n env=ID mixing=0")
-        spec, task = spec_of(Task(name=config.env or "environment", env_id=config.env, env_factory=env))
+        name = str(config.env or getattr(env, "__qualname__", "<"))
+        name = "environment" if "<" in name else name  # of a lambda, or within a function
+        spec, task = spec_of(Task(name=name, env_id=config.env, env_factory=env))
         described = {"name": spec.name, "source": "environment", "fingerprint": "", "transforms": [], "notes": []}
-    algorithm = make_algorithm(dataclasses.replace(parent, algo=algo), data) if data is not None else kind(algo, spec)
     if spec.discrete and not kind.traits.discrete:
         raise UserError(f"{algo.name} needs continuous actions, and {task.name} has discrete ones")
+    algorithm = make_algorithm(dataclasses.replace(parent, algo=algo), data) if data is not None else kind(algo, spec)
     seeds = seed_list(parent.seeds)
     replicas = expand(parent.grid, seeds, parent.paired)
     if not kind.traits.vectorized and len(replicas) > 1:

@@ -177,6 +177,8 @@ class Horizon:
             )
         if not self.evaluations:
             return [*lines, "nothing was played, for there is no environment: env=ID names one"]
+        if not all(np.isfinite(low) for _, low, _ in self.returns):
+            return [*lines, "one episode of one network has no interval, and says nothing: raise episodes= or seeds="]
         if k is None:
             return [
                 *lines,

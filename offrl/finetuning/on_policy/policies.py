@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from offrl import registry
 from offrl.algorithm import TrainState, stack
-from offrl.errors import UserError
+from offrl.errors import UserError, warn
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.families.on_policy.algorithm import OnPolicy
 from offrl.finetuning.config import FinetuneConfig, choose
@@ -105,6 +106,12 @@ def _of_run(
         normalise_observations=False,
         value_warmup=WARMUP if algo.value_warmup is None else algo.value_warmup,
     )
+    iterations = math.ceil(config.steps / ((config.envs or 1) * algo.horizon))
+    if iterations <= algo.value_warmup:
+        warn(
+            f"the policies will not learn: steps={config.steps:,} are {iterations} iterations, and in the first "
+            f"{algo.value_warmup} the value alone does; more steps=, or a smaller algo.value_warmup"
+        )
     task = task_of(
         spec, config, str(saved.record.get("env", "auto")), env, f"offrl finetune {path} mode=on_policy env=ID"
     )
