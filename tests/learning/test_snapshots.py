@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import h5py
 import numpy as np
 import pytest
-from gymnasium import spaces
 
 import offrl
+from scripts.bench.sparse_goal import PointMaze
 from tests.support.corridor import LENGTH, Corridor, record
 
 pytestmark = pytest.mark.nightly
@@ -41,41 +40,11 @@ def test_a_chain_with_a_reward_at_its_end(starts: str, tmp_path: Path) -> None:
     assert solved >= 7 if starts == "data" else solved <= 2
 
 
-class PointMaze(gym.Env[Any, Any]):
-    """A point that begins at one end of a corridor with four bends; the other end pays 1 and ends the episode."""
-
-    maze = ("#######", "#.....#", "#####.#", "#.....#", "#.#####", "#.....#", "#######")
-    free = np.array([[cell == "." for cell in row] for row in maze])
-    observation_space = spaces.Box(-2.0, 2.0, (2,))
-    action_space = spaces.Box(-1.0, 1.0, (2,))
-
-    def _get_obs(self) -> np.ndarray:
-        return ((self.point - 3.0) / 2.0).astype(np.float32)
-
-    def set_state(self, qpos: np.ndarray, qvel: np.ndarray) -> None:
-        self.point = qpos.copy()
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.point, self.t = 1.0 + self.np_random.uniform(-0.1, 0.1, 2), 0
-        return self._get_obs(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.t += 1
-        for axis in (0, 1):
-            after = self.point.copy()
-            after[axis] += 0.4 * float(action[axis])
-            if self.free[tuple(np.rint(after).astype(int))]:
-                self.point = after
-        over = bool(np.abs(self.point - 5.0).max() < 0.5)
-        return self._get_obs(), float(over), over, self.t >= 120, {"success": over}
-
-
 @pytest.mark.parametrize("starts", ["data", "task"])
 def test_a_point_maze_with_a_reward_at_its_end(starts: str, tmp_path: Path) -> None:
     """SAC from fresh parameters; states from everywhere in the maze, for the first 6,667 of 10,000 steps."""
     g, rows = np.random.default_rng(0), 300
-    cells = np.argwhere(PointMaze.free)
+    cells = np.argwhere(PointMaze().free)
     points = cells[g.integers(0, len(cells), rows)] + g.uniform(-0.3, 0.3, (rows, 2))
     seen = ((points - 3.0) / 2.0).astype(np.float32)
     columns = {
