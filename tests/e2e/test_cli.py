@@ -32,6 +32,7 @@ SHARED = Path(os.environ.get("OFFRL_SHARED_DATA", Path(__file__).parents[3] / "s
 FAST: dict[str, Any] = {
     "algo.hidden": [8],
     "eval.episodes": 1,
+    "eval.max_steps": 10,
     "eval.every": 0,
     "compile": "eager",
     "quiet": True,

@@ -86,7 +86,7 @@ def test_export_a_cell_of_a_grid(offrl: Offrl) -> None:
 def test_evaluate_with_a_video(offrl: Offrl, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("imageio_ffmpeg", reason="needs pip install 'offrl[video]'")
     assert offrl("train algo=bc seeds=2 name=mine").status == 0
-    command = "evaluate runs/mine episodes=2 max_steps=10"
+    command = "evaluate runs/mine episodes=2"
     plain = offrl(command)
     with monkeypatch.context() as patch:
         patch.setenv("IMAGEIO_FFMPEG_EXE", "/nowhere/ffmpeg")
