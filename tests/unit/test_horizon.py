@@ -152,6 +152,7 @@ def test_what_chance_explains_is_no_gain() -> None:
     assert of(played(1.0, 2.0), played(1.0, 1.0)).suffices is None
     assert of(played(1.0, 5.0), played(3.0, 3.1)).suffices == 2
     assert of(played(2.7, 2.8), played(3.0, 3.1)).suffices == 1
+    assert "has no interval" in of(SimpleNamespace(returns=np.full((1, 1), 3.0), scores=None)).lines()[-1]
     assert not of().uneven and Horizon((1.0, 1.0, 1.0), 1.0, None, np.zeros((1, 1)), np.array([0.2, 0.8])).uneven
 
 

@@ -141,7 +141,9 @@ def test_steps_can_be_added(tmp_path: Path) -> None:
 # ---- from a clone
 
 
-def test_the_actor_of_a_clone_goes_on_once_its_critic_has_learnt(tmp_path: Path) -> None:
+def test_the_actor_of_a_clone_goes_on_once_its_critic_has_learnt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     base = clone(tmp_path)
     done = learn(tmp_path, run=base, **{"algo.value_warmup": 2, "eval.every": 16})
     assert done.algorithm == "bc+ppo"
@@ -151,10 +153,12 @@ def test_the_actor_of_a_clone_goes_on_once_its_critic_has_learnt(tmp_path: Path)
     assert scores[0] == scores[1] == scores[2] == before != scores[3]
     assert tensors(done)["state/opt/actor/count"].tolist() == [6.0, 6.0]  # of one iteration
     assert tensors(done)["state/opt/critic/count"].tolist() == [18.0, 18.0]
+    assert "will not learn" not in capsys.readouterr().err
     std = base.policy(0).state.params["actor"]["log_std"]
     assert torch.allclose(done.policy(0).state.params["actor"]["log_std"], std, atol=0.01)
     squared = clone(tmp_path, "squared", **{"algo.policy": "deterministic"})
     narrow = learn(tmp_path, "narrow", run=squared, **{"algo.std_start": 0.1, "algo.value_warmup": 9, "eval.every": 0})
+    assert "the policies will not learn: steps=48 are 3 iterations" in capsys.readouterr().err
     assert torch.allclose(narrow.policy(0).state.params["actor"]["log_std"].exp(), torch.tensor(0.1))
     assert narrow.score_rows[-1]["return_mean"] == pytest.approx(
         squared.evaluate(episodes=2, env=Walk).returns.mean(1)[-1]

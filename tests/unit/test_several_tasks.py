@@ -16,6 +16,7 @@ from offrl.data.arrays import from_arrays
 from offrl.data.dataset import DataSpec
 from offrl.data.transforms.multitask import as_tasks
 from offrl.errors import UserError
+from offrl.finetuning.outcome import play_regrets
 from offrl.settings.evaluation import EvalConfig
 from offrl.tasks.environments import make_env, resolve_task
 from offrl.tasks.multitask import MultiTaskEnv
@@ -103,6 +104,12 @@ def test_scores_by_the_references_of_each_task() -> None:
     assert BOTH.score(returns, None).tolist() == [[50.0, 50.0, 100.0, 100.0]]
     without = Task("a", starts=BOTH.starts, parts=(*BOTH.parts[:1], TaskPart(Task("b"), 2, (-1.0,), (1.0,))))
     assert without.score(returns, None) is None
+
+
+def test_play_of_several_tasks_has_no_regret() -> None:
+    """Episodes do not say of which task they are, by whose references they would be scored."""
+    assert play_regrets(PENDULUM, [{"start": "task", "length": 9, "return": -500.0, "success": None}]) == (0.5, 0.5)
+    assert play_regrets(BOTH, [{"start": "task", "length": 9, "return": -500.0, "success": None}]) is None
 
 
 def test_the_tasks_of_one_environment_alone() -> None:

@@ -114,6 +114,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     lines = Path("runs/few/variants.csv").read_text().splitlines()
     assert lines[0] == "trained,mass.pole=1,mass.pole=16,mass.pole=31" and len(lines) == 3
     assert lines[1].startswith("variant-1,") and Path("runs/few/variant-1/policies").is_dir()
+    assert "InvertedPendulum-v5 with mass.pole=16" in Path("runs/few/variant-1/scores.csv").read_text()
     assert main(command) == 0 and "variant 2 of 3" not in capsys.readouterr().out
     assert main([*command, "algo.discount=0.9"]) == 2 and "other settings" in capsys.readouterr().err
 
