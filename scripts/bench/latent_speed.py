@@ -182,11 +182,11 @@ def decisions(algorithm: Any, authors: dict[str, Any], rounds: int) -> None:
     draw = torch.Generator().manual_seed(0)
     runs: dict[Any, Run] = {}
     for count in EPISODES:
-        seen = torch.randn(count, OBSERVATION, generator=draw)
+        observations = torch.randn(count, OBSERVATION, generator=draw)
         carry = actor.start(count)
-        runs["offrl, eager", count] = lambda s=seen, c=carry: actor.act(c, s, key, explore=False)
+        runs["offrl, eager", count] = lambda o=observations, c=carry: actor.act(c, o, key, explore=False)
         for name, agent in authors.items():
-            runs[name, count] = with_default(lambda a=agent, s=seen: a.decide(s))
+            runs[name, count] = with_default(lambda a=agent, o=observations: a.decide(o))
     with torch.no_grad():
         for run in runs.values():
             run()

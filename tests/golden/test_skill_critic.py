@@ -226,9 +226,9 @@ def test_the_low_level_begins_as_the_decoder() -> None:
 
 def turn(number: float, terminated: bool = False, over: bool = False, valid: bool = True) -> Turn:
     """One step of one environment: observations and reward are its number."""
-    seen, flags = np.full((1, OBS), number, np.float32), [np.array([x]) for x in (terminated, over, valid)]
+    observations, flags = np.full((1, OBS), number, np.float32), [np.array([x]) for x in (terminated, over, valid)]
     action, unknown = np.full((1, A), number / 100, np.float32), [np.full(1, np.nan) for _ in range(2)]
-    return Turn(seen, action, np.full(1, number), seen + 1, *flags, [], *unknown, np.zeros(1, bool))
+    return Turn(observations, action, np.full(1, number), observations + 1, *flags, [], *unknown, np.zeros(1, bool))
 
 
 def test_rows_are_steps_with_their_decision() -> None:

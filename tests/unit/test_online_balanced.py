@@ -5,8 +5,6 @@ trace, and what is refused.
 from __future__ import annotations
 
 import json
-import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,24 +27,12 @@ from offrl.finetuning.replay import balanced
 from offrl.finetuning.replay.balanced import BalancedBatches
 from offrl.finetuning.replay.ring import Ring
 from offrl.system import files as checkpoint
-from tests.unit.test_online_play import Walk
+from tests.unit.test_online_interventions import Stopping
 
 COLUMNS = {"observations": ((2,), torch.float32), "actions": ((1,), torch.float32), "rewards": ((), torch.float32)}
 COLUMNS |= {"next_observations": ((2,), torch.float32), "masks": ((), torch.float32)}
 
 OF_DATA = 10_000  # the reward of the first row of the data; those of play are smaller
-
-
-class Stopping(Walk):
-    """Counts all steps of all of them, and sends a signal at one."""
-
-    steps, stop_at = 0, -1
-
-    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        Stopping.steps += 1
-        if Stopping.steps == Stopping.stop_at:
-            os.kill(os.getpid(), signal.SIGINT)
-        return super().step(action)
 
 
 @pytest.fixture(autouse=True)

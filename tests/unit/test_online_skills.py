@@ -29,8 +29,8 @@ def data(discrete: bool = False) -> Dataset:
     g, n = np.random.default_rng(0), 90
     actions = g.integers(0, 3, n) if discrete else g.uniform(-2, 2, (n, 1))
     bounds: dict[str, Any] = {"num_actions": 3} if discrete else {"action_low": -2.0, "action_high": 2.0}
-    seen, ends = g.normal(size=(n, 2)), np.arange(n) % 9 == 8
-    return from_arrays(seen, actions, g.normal(size=n), np.zeros(n, bool), ends, **bounds)  # type: ignore[arg-type]
+    observations, ends = g.normal(size=(n, 2)), np.arange(n) % 9 == 8
+    return from_arrays(observations, actions, g.normal(size=n), np.zeros(n, bool), ends, **bounds)  # type: ignore[arg-type]
 
 
 def trained(folder: Path, algo: str = "skill_iql", discrete: bool = False, **more: Any) -> Run:

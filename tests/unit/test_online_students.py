@@ -113,10 +113,10 @@ def test_it_acts_without_its_teacher(tmp_path: Path) -> None:
     offline = trained(tmp_path)
     settings = {"student.observation_keys": [0], "student.history": 3}
     run = student(offline, tmp_path, seed=3, **settings)
-    seen = rows_of(run, 1)["observations"]
-    assert seen.shape == (20, 3)
-    assert np.array_equal(seen[1:3, 1:], np.stack([seen[1:3, 1], seen[1:3, 2]], 1))
-    assert np.array_equal(seen[1, :2], seen[0, 1:])  # the window moves on
+    observations = rows_of(run, 1)["observations"]
+    assert observations.shape == (20, 3)
+    assert np.array_equal(observations[1:3, 1:], np.stack([observations[1:3, 1], observations[1:3, 2]], 1))
+    assert np.array_equal(observations[1, :2], observations[0, 1:])  # the window moves on
     returns = [row["return_mean"] for row in run.score_rows if row["step"] == 20]
     for path in sorted(offline.dir.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()

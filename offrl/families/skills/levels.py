@@ -5,6 +5,7 @@ and critics that judge them, and an actor that holds a skill for H steps.
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -95,20 +96,17 @@ class OverSkills(WithCritic):
             rewards = rewards * self.config.discount ** torch.arange(self.length, device=rewards.device)
         return rewards.sum(-1)
 
+    @abstractmethod
     def play(
         self, state: TrainState, observations: Tensor, skill: Tensor, step: Tensor, key: Tensor, explore: bool
     ) -> Tensor:
         """Actions at steps [E] of skills [E, Z]."""
-        raise NotImplementedError
 
 
 class RefinesSkills(OverSkills):
     """Parts of algorithms whose low level learns too, from what is played; further modules "low", the policy within a
     skill, which begins as the decoder, and "low_critic".
     """
-
-    low: Gaussian
-    low_critic: Critic
 
     def high_modules(self) -> dict[str, nn.Module]:
         """The policy over skills and its critics, as a run has them."""
