@@ -96,6 +96,7 @@ CURVES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str | None]] = {
     ),
     "small_sac_utd4": ("sac_n", {"algo.critics": 2, **SMALL}, {"mixing": 0, "utd": 4}, None),
     "mbpo": ("mbpo", {**SMALL, **MODEL}, {"utd": 4, "warmup": 256}, None),
+    "mbpo_longer": ("mbpo", {**SMALL, **MODEL, "algo.model_steps": 1_000}, {"utd": 4, "warmup": 256}, None),
     "mbpo_optimistic": ("mbpo", {**SMALL, **MODEL, "algo.candidates": 5}, {"utd": 4, "warmup": 256}, None),
 }
 WITHOUT_DATA = (
@@ -105,6 +106,7 @@ WITHOUT_DATA = (
     "small_mrq",
     "small_sac_utd4",
     "mbpo",
+    "mbpo_longer",
     "mbpo_optimistic",
 )
 WARMUP = 100  # steps with random actions from scratch: SB3's learning_starts
