@@ -47,8 +47,9 @@ def provenance(task: Task, env: gym.Env) -> Provenance:
     base = env.unwrapped
     name = task.env_id or str(getattr(task.env_factory, "__qualname__", type(base).__name__))
     packages = ["gymnasium"]
-    if type(getattr(base, "model", None)).__module__.startswith("mujoco"):
-        packages.append("mujoco")
+    parts = [getattr(base, "model", None), *vars(base).values()]
+    modules = {type(part).__module__.partition(".")[0] for part in parts}
+    packages += [name for name in ("mujoco", "dm_control") if modules & {name, "dm_control"}]
     owners = {kind.__module__.partition(".")[0].replace("_", "-") for kind in type(base).__mro__}
     packages += sorted(owners - {"gymnasium", "offrl", "builtins", "abc", "typing", "main"})
     versions = []

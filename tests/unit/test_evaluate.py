@@ -18,7 +18,7 @@ from offrl.evaluation.result import Evaluation
 from offrl.settings.evaluation import EvalConfig
 from offrl.tasks.environments import flattener, make_env, resolve_task
 from offrl.tasks.episodes import reset_seed
-from offrl.tasks.provenance import Provenance
+from offrl.tasks.provenance import Provenance, provenance
 from offrl.tasks.task import Task
 from tests.support.evaluation import evaluate
 
@@ -130,6 +130,13 @@ def test_equals_a_plain_gymnasium_loop() -> None:
     assert len(set(result.returns.reshape(-1))) == 8  # every episode starts elsewhere
     for word in ("hopper-medium-v2", "Hopper-v4", gym.__version__, "mujoco", "D4RL"):
         assert word in result.label
+
+
+def test_a_label_names_the_simulator_in_an_environment_of_another_package() -> None:
+    env = gym.make("Pendulum-v1")
+    assert "mujoco" not in provenance(Task("pendulum", env_id="Pendulum-v1"), env).versions
+    env.unwrapped._env = type("Environment", (), {"__module__": "dm_control.rl.control"})()  # type: ignore[attr-defined]
+    assert "mujoco" in provenance(Task("pendulum", env_id="Pendulum-v1"), env).versions
 
 
 def test_neither_parallel_nor_company_changes_a_bit() -> None:
