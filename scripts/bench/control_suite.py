@@ -1,4 +1,4 @@
-"""MR.Q, TD-MPC2 and SAC on a task of the DeepMind Control Suite, from fresh parameters, each decision held for two steps.
+"""MR.Q and SAC on a task of the DeepMind Control Suite, from fresh parameters, each decision held for two steps.
 
     pip install shimmy dm_control
     MUJOCO_GL=disable python scripts/bench/control_suite.py --out FOLDER
