@@ -292,8 +292,7 @@ def check_kind(algorithm_class: Any, name: str, dataset: Dataset) -> None:
     if spec.task is not None and spec.task.parts and not traits.multitask:
         able = [n for n, c in registry.names("algo").items() if c.traits.multitask]
         raise UserError(
-            f"{name} learns one task, and {spec.name} is of {len(spec.task.parts)} (dataset.multitask): take "
-            f"{', '.join(able)}"
+            f"{name} learns one task, and {spec.name} is of several (dataset.multitask): take {', '.join(able)}"
         )
     # what such data lack is read as zeros
     if (
