@@ -44,7 +44,7 @@ def write(run: SavedRun) -> list[Outcome]:
         picture(
             {run.algorithm: run.dir / SCORES},
             run.dir / PICTURE,
-            title=f"{run.record['online']['label']} in {run.record['env']}",
+            title=f"{run.record['online']['label']} in {run.score_rows[-1]['env_id']}",
         )
     return result
 

@@ -215,6 +215,8 @@ def test_it_learns_from_play_and_data(tmp_path: Path, pictures: dict[str, Any]) 
         np.mean([r["return_mean"] for r in run.score_rows if r["seed"] == 0 and r["step"]])
     )
     assert (run.dir / "finetune.png").stat().st_size > 10_000
+    # the record of an environment that a function makes, or of several tasks, says "auto"
+    assert run.record["env"] == "auto" and pictures["finetune.png"].get_suptitle() == "iql in tune.<locals>.<lambda>"
     *seeds, mean, before = pictures["finetune.png"].axes[0].lines
     curves = [[r["return_mean"] for r in run.score_rows if r["seed"] == seed] for seed in (0, 1)]
     np.testing.assert_allclose([line.get_ydata() for line in seeds], curves)
