@@ -16,7 +16,7 @@ import torch
 from offrl import registry
 from offrl.algorithm import Algorithm, TrainState, Traits
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.fit import check_fit, seen_besides, settled
+from offrl.data.fit import TRAINING_CURE, check_fit, seen_besides, settled
 from offrl.data.samplers.prefetch import Prefetcher
 from offrl.encoding import set_spec
 from offrl.errors import UserError, nearest, warn
@@ -82,7 +82,7 @@ def set_up(
         task = resolve_task(dataset.spec.task, config.eval, algorithm.traits.goal_conditioned)
         if task is not None:
             evaluator = resources.enter_context(Evaluator(task, config.eval))
-            check_fit(dataset.spec, task, evaluator.envs[0])
+            check_fit(dataset.spec, task, evaluator.envs[0], TRAINING_CURE)
             set_spec(algorithm, settled(algorithm.data_spec, evaluator.envs[0], dataset))
     dataset = dataclasses.replace(dataset, spec=algorithm.data_spec)
     if group.first:
@@ -252,7 +252,7 @@ def with_window_encoder(settings: EncoderConfig, spec: DataSpec) -> DataSpec:
         )
     if spec.history_stride > 1 and spec.history_actions:
         raise UserError(
-            "encoder=gru reads each observation with the action before it: leave out dataset.history_stride, or take "
+            "encoder=gru reads each observation with the action before it: leave out history_stride, or take "
             "encoder=stack"
         )
     return dataclasses.replace(spec, encoder=settings)

@@ -639,7 +639,7 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
     refused("there is no environment to learn in", lambda: offrl.finetune(offline, dataset=data(), quiet=True))
     refused("trained on arrays from Python", lambda: offrl.finetune(offline, env="Pendulum-v1", quiet=True))
     refused(
-        r"observations of shape \(2,\), Pendulum-v1 of \(3,\)",
+        r"observations of shape \(2,\), Pendulum-v1 of \(3,\).* \(env=ID\)\.$",
         lambda: offrl.finetune(offline, env="Pendulum-v1", mixing=0, quiet=True, runs_dir=str(tmp_path)),
     )
     refused("steps=0 is out of range", lambda: tune(offline, tmp_path, steps=0))
