@@ -31,6 +31,7 @@ from offrl.system import backend
 from offrl.system.devices import pick_device
 from offrl.system.locks import exclusive
 from offrl.tasks.environments import resolve_task
+from offrl.tasks.episodes import check_goals
 from offrl.training import distributed
 from offrl.training.engine import LocalEngine, Plan
 from offrl.training.execution import CPU_GROUP, Execution, try_update
@@ -83,6 +84,8 @@ def set_up(
         if task is not None:
             evaluator = resources.enter_context(Evaluator(task, config.eval))
             check_fit(dataset.spec, task, evaluator.envs[0], TRAINING_CURE)
+            if algorithm.traits.goal_conditioned:
+                check_goals(evaluator.envs[0], task, config.algo.name)
             set_spec(algorithm, settled(algorithm.data_spec, evaluator.envs[0], dataset))
     dataset = dataclasses.replace(dataset, spec=algorithm.data_spec)
     if group.first:
