@@ -23,8 +23,6 @@ from offrl.nn import flow
 from offrl.registry import register
 from offrl.settings.field import setting
 
-# weights -> settings that they read
-READ_BY = {"linear": ("strength", "advantage_clip"), "exp": ("temperature",), "one": ()}
 # added to sigma; below this share of Q's size advantages are rounding, and all rows count 1
 SMALLEST_SPREAD, NO_SPREAD = (1e-4, 1e-3)
 
@@ -41,7 +39,7 @@ class AWMConfig(FlowSettings):
         "linear",
         "a row's weight: linear: 1 + strength clip(A / sigma) / advantage_clip, at least 0; exp: min(exp(temperature "
         "A), 100); one: 1",
-        choices=tuple(READ_BY),
+        choices=("linear", "exp", "one"),
     )
     strength: float = setting(
         5.0, "weights=linear: lambda; at 5 an advantage of one sigma doubles a row, and minus one drops it", low=0.0
@@ -80,17 +78,6 @@ class AWM(WithCritic, Algorithm[AWMConfig]):
 
     @classmethod
     def fit_config(cls, config: AWMConfig, dataset: Dataset, grid: Grid = None) -> AWMConfig:
-        default = type(config)()
-        for name in ("strength", "advantage_clip", "temperature"):
-            if name not in READ_BY[config.weights] and (
-                getattr(config, name) != getattr(default, name) or name in (grid or {})
-            ):
-                value = getattr(config, name) if not grid or name not in grid else list(grid[name])
-                readers = " or ".join(weights for weights, names in READ_BY.items() if name in names)
-                raise UserError(
-                    f"algo.{name}={value} does nothing with algo.weights={config.weights}; leave it out, or set "
-                    f"algo.weights={readers}"
-                )
         if config.n_step > 1 and config.length > 1:
             raise UserError(
                 f"algo.n_step={config.n_step}: a target of algo.length={config.length} sums a chunk's rewards; leave "

@@ -14,7 +14,7 @@ import numpy as np
 
 from offrl.benchmark.config import VariantsConfig
 from offrl.benchmark.variants import Bank, train_bank
-from offrl.errors import Interrupted, UserError, say
+from offrl.errors import Interrupted, UserError, say, warn
 from offrl.evaluation.studies import Study, study_of
 from offrl.runs.run import SavedRun
 from offrl.runs.tables import print_table
@@ -25,7 +25,7 @@ from offrl.system import trust
 from offrl.system.files import write_text
 from offrl.system.signals import terminable
 from offrl.tasks.environments import make_env, resolve_task
-from offrl.tasks.perturbed import Perturbation, altered
+from offrl.tasks.perturbed import Perturbation, altered, hiding_friction
 from offrl.tasks.task import Task
 
 FILE, TABLE = "variants.json", "variants.csv"
@@ -107,10 +107,12 @@ def _task(path: str | None, settings: dict[str, Any]) -> Task:
 
 
 def _variants(config: VariantsConfig, task: Task) -> tuple[Study, list[dict[str, float]]]:
-    """The study and its points. Raises UserError for another number of parameters than one, and for noise."""
+    """The study and its points. Raises UserError for another number of parameters than one, and for noise; warns of
+    variants that are one, for another geom's friction hides theirs."""
     with contextlib.closing(make_env(task)) as env:
         study = study_of(config.robust or "", env, task.env_id or task.name)
-    names = list(study.ranges)
+        names = list(study.ranges)
+        hiding = hiding_friction(env, names[0])
     if len(names) != 1:
         raise UserError(
             f"robust={config.robust} varies {', '.join(names)}: variants lie along one parameter; take rrls:1, or a "
@@ -125,6 +127,14 @@ def _variants(config: VariantsConfig, task: Task) -> tuple[Study, list[dict[str,
     points = study.points(config.points)
     if len(points) < config.budget:
         raise UserError(f"budget={config.budget} trainings of {len(points)} variants: there are no more")
+    hidden = sum(point[names[0]] <= hiding for point in points)
+    if hidden > 1:
+        cure = "robust=contact:1" if study.rrls else "a line `friction: [LOW, HIGH]`"
+        warn(
+            f"robust={config.robust}: MuJoCo lets two geoms slide by the larger of their two frictions, and others "
+            f"than {names[0].partition('.')[2]} have up to {hiding:g}: {hidden} of the {len(points)} variants may be "
+            f"the same; {cure} changes the friction of all geoms"
+        )
     return study, points
 
 

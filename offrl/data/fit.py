@@ -19,24 +19,28 @@ from offrl.tasks.task import Task, warn_of_references
 if TYPE_CHECKING:
     import gymnasium as gym
 
-CURE = "Give the environment the data come from (eval.env=ID), or train without one (eval.env=none)."
+CURE = "Give the environment the data come from (env=ID)."
+TRAINING_CURE = "Give the environment the data come from (eval.env=ID), or train without one (eval.env=none)."
 
 
-def check_fit(spec: DataSpec, task: Task, env: gym.Env | None = None) -> None:
+def check_fit(spec: DataSpec, task: Task, env: gym.Env | None = None, cure: str = CURE) -> None:
     """Raises UserError when the data's observations or actions disagree with the environment's. Warns when its action
     range is narrower, and where the data's reference scores are not those of that environment, so that scores are
-    returns as they are."""
+    returns as they are.
+
+    cure: what to do, by the setting that names the environment of the command at hand.
+    """
     import gymnasium as gym
 
     probe = make_env(task) if env is None else env
-    label, cure = task.env_id or "the environment", CURE
+    label = task.env_id or "the environment"
     try:
         texts = [isinstance(space, gym.spaces.Text) for space in (probe.observation_space, probe.action_space)]
         if spec.text or any(texts):
             kinds = "texts" if all(texts) else "texts and numbers" if any(texts) else "numbers"
             if not (spec.text and all(texts)):
                 raise UserError(
-                    f"dataset {spec.name} holds {'texts' if spec.text else 'numbers'}, {label} {kinds}. {CURE}"
+                    f"dataset {spec.name} holds {'texts' if spec.text else 'numbers'}, {label} {kinds}. {cure}"
                 )
             return
         shape, kind = flattener(probe, task.observation_keys)[1:]
@@ -95,8 +99,8 @@ def _check_streams(spec: DataSpec, kind: np.dtype, label: str, cure: str) -> tup
     vector = shapes.pop(VECTOR, (0,))
     if table := next((s.name for s in spec.streams if not s.image), None):
         raise UserError(
-            f"dataset {spec.name} has the table '{table}', which {label} does not give: train without an environment "
-            "(eval.env=none), or leave it out of dataset.observation_keys"
+            f"dataset {spec.name} has the table '{table}', which {label} does not give: leave it out of "
+            "dataset.observation_keys, or train without an environment (offrl train: eval.env=none)"
         )
     recorded = {s.name: {s.shape, (*(s.recorded or s.shape[:2]), s.shape[-1])} for s in spec.streams if s.image}
     if shapes.keys() != recorded.keys() or any(shapes[name] not in recorded[name] for name in shapes):

@@ -253,6 +253,8 @@ def choose(
             raise UserError(f"{changed[0]}={getattr(config, changed[0])} is a setting of {owner}={value}")
     if config.mode != "distill" and config.student != StudentConfig():
         raise UserError("student.* are settings of mode=distill, in which students learn from the policies of a run")
+    if config.student.history_stride > 1 and config.student.history == 1:
+        raise UserError("student.history_stride is the distance of several observations: say student.history=n, too")
     return dataclasses.replace(config, **chosen, utd=utd, warmup=warmup, envs=envs, eval=evaluation)
 
 

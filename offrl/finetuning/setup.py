@@ -36,6 +36,7 @@ from offrl.runs import record as runs
 from offrl.runs.run import SavedRun
 from offrl.runs.settings import run_settings
 from offrl.settings.compose import compose, fill, flatten
+from offrl.settings.field import shown_value
 from offrl.settings.presets import algorithm_group, base_algorithm, finetune_settings
 from offrl.settings.replicas import expand
 from offrl.settings.train import seed_list
@@ -150,7 +151,23 @@ def _of_run(
         )
     tensors, meta = saved
     where = f"the checkpoint of step {meta['step']:,} in {path}"
-    state = checkpoint.unflatten({"state": first_state(algorithm, run.replicas)}, tensors, where)["state"]
+
+    def state_of(algorithm: Algorithm) -> Any:
+        return checkpoint.unflatten({"state": first_state(algorithm, run.replicas)}, tensors, where)["state"]
+
+    try:
+        state = state_of(algorithm)
+    except UserError:
+        before = run_settings(path, parts=()).algo
+        for key in (k.removeprefix("algo.") for k in typed if k.startswith("algo.")):
+            try:
+                state_of(kind(dataclasses.replace(before, **{key: getattr(parent.algo, key)}), spec))
+            except UserError:
+                raise UserError(
+                    f"algo.{key}= cannot be changed: the networks of {path} were trained with algo.{key}="
+                    f"{shown_value(getattr(before, key))}; leave it out, or train another run"
+                ) from None
+        raise
     if heir != name:
         algorithm = registry.get("algo", heir)(algo, spec)
         state = algorithm.after(state, first_state(algorithm, run.replicas))

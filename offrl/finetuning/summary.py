@@ -26,7 +26,7 @@ SETTINGS = ("envs", "utd", "mixing")  # of a budget
 PICTURE, FILE = "finetune.png", "finetune.json"
 # numbers of an outcome, as tables call them, and their digits
 MEASURES = {
-    "offline": ("offline {unit} [95% interval]", 1),
+    "offline": ("start {unit} [95% interval]", 1),
     "final": ("at the end", 1),
     "gain": ("gain", 1),
     "dip": ("dip", 1),
@@ -44,7 +44,7 @@ def write(run: SavedRun) -> list[Outcome]:
         picture(
             {run.algorithm: run.dir / SCORES},
             run.dir / PICTURE,
-            title=f"{run.record['online']['label']} in {run.record['env']}",
+            title=f"{run.record['online']['label']} in {run.score_rows[-1]['env_id']}",
         )
     return result
 
@@ -70,9 +70,9 @@ def report(run: SavedRun, results: Sequence[Outcome]) -> None:
 
 
 def milestones(outcome: Outcome) -> list[str]:
-    """When the offline score was back, and when some scores were reached, in words."""
+    """When the score of step 0 was back, and when some scores were reached, in words."""
     steps = [f"{level}: {_reached(values)}" for level, values in outcome.steps_to.items()]
-    lines = [f"back at the offline score: {_reached(outcome.recovery)}"]
+    lines = [f"back at the start score: {_reached(outcome.recovery)}"]
     return lines + ([f"steps to a score of {'; '.join(steps)}"] if steps else [])
 
 
@@ -98,7 +98,7 @@ def budget_text(budget: Mapping[str, Any], time: float | None) -> str:
 @style.own_settings()
 def picture(files: dict[str, Path], out: Path, *, title: str = "", column: str | None = None) -> bool:
     """Draw scores over environment steps: mean over seeds and 95% interval, a dashed line at the score of step 0
-    ("offline").
+    ("start").
 
     files: label -> scores.csv. Returns False, and draws nothing, where there is no value. Raises UserError.
     """
@@ -113,7 +113,7 @@ def picture(files: dict[str, Path], out: Path, *, title: str = "", column: str |
         return False
     figure, axes = style.new_figure(title)
     several = any(len(curves) > 1 for curves in lines.values())
-    note = ("mean over seeds, 95% interval; " if several else "") + "dashed: before fine-tuning"
+    note = ("mean over seeds, 95% interval; " if several else "") + "dashed: at the start"
     ends = plots.draw_lines(
         axes,
         coloured := style.with_colours(lines),
@@ -127,7 +127,7 @@ def picture(files: dict[str, Path], out: Path, *, title: str = "", column: str |
             mean = math.fsum(before) / len(before)
             axes.axhline(mean, color=colour, linestyle=(0, (5, 4)), linewidth=1.1, zorder=1)
             if len(lines) == 1:
-                ends.append((mean, f"offline {style.short(mean)}", style.GREY))
+                ends.append((mean, f"start {style.short(mean)}", style.GREY))
     style.label_ends(axes, ends)
     style.save(figure, out)
     return True

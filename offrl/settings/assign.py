@@ -32,7 +32,7 @@ def assign(config: Any, name: str, value: Any) -> None:
             prefix = ".".join(parts[:i])
             options = [f"{prefix}.{k!s}" if prefix else str(k) for k in node] if isinstance(node, DictConfig) else []
             names = all_names(config)
-            hint = known.elsewhere(name) or nearest(".".join(parts[: i + 1]), options) or nearest(name, names)
+            hint = known.elsewhere(name, value) or nearest(".".join(parts[: i + 1]), options) or nearest(name, names)
             raise UserError(f"unknown setting '{name}'.{hint or ' `offrl train --help` shows them all'}")
         node = node._get_node(part) if part in node else None
     if isinstance(node, DictConfig) and not isinstance(value, Mapping):
@@ -62,12 +62,13 @@ def assign(config: Any, name: str, value: Any) -> None:
         if isinstance(node, ListConfig) and kind in (kind_names["Float"], kind_names["Integer"]):
             kind = f"a list of {kind.removeprefix('a ')}s"
         elif isinstance(value, list):
+            varies = not isinstance(old, str | bool)  # a grid has numbers alone
             thousands = bool(value) and all(re.fullmatch(r"0|\d{3}", str(v)) for v in value[1:])  # 100,000
             joined = str(value[0]) + "".join(f"{v:0>3}" for v in value[1:]) if thousands else ""
             kind += (
                 f", without commas: {name}={joined}"
                 if kind == kind_names["Integer"] and joined
-                else f"{'' if kind else 'one value'}, not several values{grid_hint(name)}"
+                else f"{'' if kind else 'one value'}, not several values{grid_hint(name) if varies else ''}"
             )
         raise UserError(f"{name}={shown(value)} must be {kind}" if kind else f"{name}={shown(value)}: {text}") from None
 

@@ -17,7 +17,7 @@ from offrl.errors import UserError, nearest
 from offrl.settings import known
 from offrl.settings.aliases.names import FORMER, understood
 from offrl.settings.assign import all_names, assign, grid_hint, shown
-from offrl.settings.field import check, plain_name
+from offrl.settings.field import check, check_read, plain_name
 from offrl.settings.groups import flat_name
 from offrl.settings.presets import (
     algorithm_group,
@@ -259,6 +259,8 @@ def finish(
             raise UserError(
                 f"algo.{name} and {grid_text({name: result.grid[name]})} are both given; leave one of them out"
             )
+    names = [name.removeprefix("algo.") for name in values if name.startswith("algo.")]
+    check_read(result.algo, names, result.grid)
     result.dataset.validate()
     for name in ("name", "label"):
         text = getattr(result, name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from offrl.errors import UserError, nearest
 
 Kind = TypeVar("Kind")
+READER = re.compile(r"(\w+)=(\w+): ")  # how the help of a setting begins that is read with this value of another alone
 
 
 def setting(
@@ -126,6 +127,25 @@ def check(config: Any, prefix: str = "") -> None:
                     raise UserError(f"{name}={item} must be above {meta['above']:g}")
                 if meta.get("high") is not None and item > meta["high"]:
                     raise UserError(f"{name}={item} is out of range: the largest allowed value is {meta['high']}")
+
+
+def check_read(config: Any, names: Collection[str], varied: Mapping[str, Sequence[Any]]) -> None:
+    """Raise UserError for the first setting of an algorithm that was changed and does nothing, for another one has not
+    the value with which it is read, NAME=VALUE at the beginning of its help.
+
+    names: of the settings that a user gave. varied: values of a grid.
+    """
+    default = type(config)()
+    for spec in dataclasses.fields(config):
+        reader, value = READER.match(spec.metadata.get("help") or ""), getattr(config, spec.name)
+        changed = spec.name in varied or (spec.name in names and value != getattr(default, spec.name))
+        if reader is None or not changed or not hasattr(config, reader[1]):
+            continue
+        if (other := shown_value(getattr(config, reader[1]))) != reader[2]:
+            raise UserError(
+                f"algo.{spec.name}={shown_value(varied.get(spec.name, value))} does nothing with "
+                f"algo.{reader[1]}={other}; leave it out, or set algo.{reader[1]}={reader[2]}"
+            )
 
 
 def describe(config: Any, prefix: str = "") -> list[str]:

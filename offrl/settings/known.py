@@ -71,10 +71,13 @@ def settings_of(algo: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def elsewhere(name: str) -> str:
-    """A sentence that names algorithms with the setting algo.NAME or grid.NAME; "" where there is none."""
+def elsewhere(name: str, value: Any = None) -> str:
+    """A sentence that names algorithms with the setting algo.NAME or grid.NAME; "" where there is none. value: a text
+    is for algorithms that have texts there, where some do."""
     field = flat_name(name.removeprefix("algo.").removeprefix("grid."))
-    having = [algo for algo in index()["algorithms"] if field in settings_of(algo)] if name != field else []
+    kinds = {algo: s[field]["type"] for algo in index()["algorithms"] if field in (s := settings_of(algo))}
+    texts = [algo for algo, kind in kinds.items() if "str" in kind] if isinstance(value, str) else []
+    having = (texts or list(kinds)) if name != field else []
     cure = ' or keep cheap episodes, dataset.keep="cost <= LIMIT"' if field == "cost_limit" else ""
     listed = ", ".join(having[:15]) + (" and others" if len(having) > 15 else "")
     return f" It is a setting of {listed}: choose one of them{cure}." if having else ""

@@ -51,7 +51,7 @@ def resolve_task(task: Task | None, config: EvalConfig, goals: bool = False) -> 
         return towards_goals(result) if result is not None and goals else result
     base = task or Task(name=config.env)
     if config.env != base.env_id:
-        note = f"environment {config.env} chosen by eval.env" + (f" in place of {base.env_id}" if base.env_id else "")
+        note = f"environment {config.env} was chosen" + (f" in place of {base.env_id}" if base.env_id else "")
         base = base if base.holds_in(config.env) else base.without_references()  # `check_fit` says so
         base = dataclasses.replace(
             base, env_id=config.env, env_kwargs={}, env_factory=None, max_episode_steps=None, starts=(), note=note
@@ -124,7 +124,8 @@ def _bare(task: Task) -> gym.Env:
     if task.env_factory is not None:
         return _made(task.env_factory, f"{task.name}: env_factory")
     if task.env_id is None:
-        raise UserError(f"{task.name} has no environment to evaluate in. {task.note or 'Name one: eval.env=...'}")
+        cure = task.note or "Name one: env=ID (offrl train: eval.env=ID)"
+        raise UserError(f"{task.name} has no environment to evaluate in. {cure}")
     if not trust.importable(task.env_id):
         lookup(task.name)  # where a plugin's table names this very environment, it counts as typed
     trust.check_environment(task.env_id, task.env_kwargs)

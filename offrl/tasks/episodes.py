@@ -8,11 +8,15 @@ import contextlib
 import hashlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from offrl.errors import warn
+from offrl.errors import UserError, warn
+from offrl.tasks.task import Task
+
+if TYPE_CHECKING:
+    import gymnasium as gym
 
 ENDLESS = 10_000  # steps after which an episode is cut when neither the environment, the task nor the settings limit it
 
@@ -55,6 +59,16 @@ def goal_of(observation: Any, info: Any, read: Callable[[Any], np.ndarray] | Non
             except (TypeError, ValueError):  # in words, say: nothing that a policy could take
                 return None
     return None
+
+
+def check_goals(env: gym.Env, task: Task, algorithm: str) -> None:
+    """Raise UserError where an episode of `env` begins without a goal, towards which policies of `algorithm` act."""
+    if goal_of(*env.reset(seed=0, options=dict(task.starts[0]) if task.starts else None)) is None:
+        raise UserError(
+            f"{algorithm} acts towards goals, and {task.env_id or task.name} gives none, as info['goal'] or the "
+            "observation's entry desired_goal: take an environment that does (eval.env=ID), or train without one "
+            "(eval.env=none); iql is one that learns from rewards"
+        )
 
 
 def _leaves(value: Any) -> list[np.ndarray]:

@@ -42,8 +42,8 @@ class MultiTaskEnv(gym.Env):
                 env.close()
                 raise UserError(
                     f"task {number}, {part.task.name}, has observations of {width} numbers and {count} actions, and "
-                    f"{part.task.env_id} observations of shape {shape} and {size[1]} actions: train without an "
-                    "environment (eval.env=none)"
+                    f"{part.task.env_id} observations of shape {shape} and {size[1]} actions: such data are "
+                    "trained on without an environment alone (offrl train: eval.env=none)"
                 )
             self.envs[number] = env, flatten
         return self.envs[number][0]

@@ -58,6 +58,19 @@ def nominal_values(env: gym.Env) -> dict[str, float]:
     return values
 
 
+def hiding_friction(env: gym.Env, name: str) -> float:
+    """The value of the parameter `name`, where it is the friction of one geom, up to which it may change nothing: the
+    largest friction of the geoms that can touch that one. 0 for other parameters.
+    """
+    model, (kind, _, part) = _model(env), name.partition(".")
+    if model is None or kind != "friction" or not part:
+        return 0.0
+    geom = model.geom(part)
+    touching = (model.geom_contype & geom.conaffinity) | (model.geom_conaffinity & geom.contype)
+    neighbours = (touching != 0) & (model.geom_bodyid != geom.bodyid)
+    return float(model.geom_friction[neighbours, 0].max(initial=0.0))
+
+
 @contextlib.contextmanager
 def perturbed(envs: Sequence[gym.Env], perturbation: Perturbation | None) -> Iterator[list[gym.Env]]:
     """The environments as `perturbation` has them, from their next reset on; as they were, afterwards."""

@@ -16,7 +16,7 @@ import torch
 from offrl import registry
 from offrl.algorithm import Algorithm, TrainState, Traits
 from offrl.data.dataset import Dataset, DataSpec
-from offrl.data.fit import check_fit, seen_besides, settled
+from offrl.data.fit import TRAINING_CURE, check_fit, seen_besides, settled
 from offrl.data.samplers.prefetch import Prefetcher
 from offrl.encoding import set_spec
 from offrl.errors import UserError, nearest, warn
@@ -31,6 +31,7 @@ from offrl.system import backend
 from offrl.system.devices import pick_device
 from offrl.system.locks import exclusive
 from offrl.tasks.environments import resolve_task
+from offrl.tasks.episodes import check_goals
 from offrl.training import distributed
 from offrl.training.engine import LocalEngine, Plan
 from offrl.training.execution import CPU_GROUP, Execution, try_update
@@ -82,7 +83,9 @@ def set_up(
         task = resolve_task(dataset.spec.task, config.eval, algorithm.traits.goal_conditioned)
         if task is not None:
             evaluator = resources.enter_context(Evaluator(task, config.eval))
-            check_fit(dataset.spec, task, evaluator.envs[0])
+            check_fit(dataset.spec, task, evaluator.envs[0], TRAINING_CURE)
+            if algorithm.traits.goal_conditioned:
+                check_goals(evaluator.envs[0], task, config.algo.name)
             set_spec(algorithm, settled(algorithm.data_spec, evaluator.envs[0], dataset))
     dataset = dataclasses.replace(dataset, spec=algorithm.data_spec)
     if group.first:
@@ -252,7 +255,7 @@ def with_window_encoder(settings: EncoderConfig, spec: DataSpec) -> DataSpec:
         )
     if spec.history_stride > 1 and spec.history_actions:
         raise UserError(
-            "encoder=gru reads each observation with the action before it: leave out dataset.history_stride, or take "
+            "encoder=gru reads each observation with the action before it: leave out history_stride, or take "
             "encoder=stack"
         )
     return dataclasses.replace(spec, encoder=settings)
@@ -292,8 +295,7 @@ def check_kind(algorithm_class: Any, name: str, dataset: Dataset) -> None:
     if spec.task is not None and spec.task.parts and not traits.multitask:
         able = [n for n, c in registry.names("algo").items() if c.traits.multitask]
         raise UserError(
-            f"{name} learns one task, and {spec.name} is of {len(spec.task.parts)} (dataset.multitask): take "
-            f"{', '.join(able)}"
+            f"{name} learns one task, and {spec.name} is of several (dataset.multitask): take {', '.join(able)}"
         )
     # what such data lack is read as zeros
     if (

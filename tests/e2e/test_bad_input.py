@@ -75,6 +75,7 @@ VALUES = {
     "train dataset.format=colums": ["Did you mean 'columns'"],
     "train device=tpu": ["device=tpu"],
     "train name=../x": ["plain name"],
+    "train algo=hiql dataset=point-robot": ["hiql acts towards goals", "gives none", "eval.env=none"],
 }
 
 

@@ -42,7 +42,7 @@ def test_a_run_goes_on_and_every_command_takes_it(trained: Offrl) -> None:
     result = tune(trained, "runs/a steps=30 name=b eval.every=15")
     assert result.status == 0, result.err
     assert (
-        "offline score" in result.out
+        "start score" in result.out
         and "gain" in result.out
         and "budget: 30 environment steps of each seed" in result.out
         and "runs/b/" in result.out
@@ -81,7 +81,7 @@ def test_a_residual_on_a_run_and_every_command_takes_it(trained: Offrl) -> None:
         "runs/a mode=residual steps=40 envs=2 algo.horizon=10 algo.passes=2 algo.hidden=[8] name=r eval.every=20",
     )
     assert result.status == 0, result.err
-    assert "offline score" in result.out and "iql+residual" in result.out
+    assert "start score" in result.out and "iql+residual" in result.out
     assert [r["step"] for r in Run("runs/r").score_rows] == [0, 0, 20, 20, 40, 40]
     shown = trained("evaluate runs/r episodes=1 max_steps=12 acting.scale=0")
     assert shown.status == 0, shown.err

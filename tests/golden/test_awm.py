@@ -17,6 +17,7 @@ from offrl.algorithms.awm import AWM, AWMConfig
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
+from offrl.settings.compose import compose
 from offrl.settings.field import check
 from offrl.training.step import Step
 from tests.support.golden import KEY, double
@@ -171,29 +172,23 @@ def test_settings_out_of_range(settings: dict[str, object], message: str) -> Non
 
 
 def test_a_setting_that_does_nothing_is_named() -> None:
-    data = dataset()
     with pytest.raises(
         UserError,
         match=r"algo.strength=10.0 does nothing with algo.weights=exp; leave it out, or set algo.weights=linear",
     ):
-        AWM.fit_config(AWMConfig(weights="exp", strength=10.0), data)
-    with pytest.raises(UserError, match=r"algo.strength=\[1.0, 5.0\] does nothing with algo.weights=exp"):
-        AWM.fit_config(AWMConfig(weights="exp"), data, {"strength": [1.0, 5.0]})
+        compose({"algo": "awm", "algo.weights": "exp", "algo.strength": 10.0})
+    with pytest.raises(UserError, match=r"algo.strength=\[1.0,5.0\] does nothing with algo.weights=exp"):
+        compose({"algo": "awm", "algo.weights": "exp", "grid.strength": [1.0, 5.0]})
     with pytest.raises(
         UserError, match=r"algo.temperature=1.0 does nothing with algo.weights=linear; .* algo.weights=exp"
     ):
-        AWM.fit_config(AWMConfig(temperature=1.0), data)
+        compose({"algo": "awm", "algo.temperature": 1.0})
+    for values in ({}, {"strength": 10.0}, {"weights": "exp", "temperature": 1.0}, {"weights": "exp", "strength": 5.0}):
+        compose({"algo": "awm"} | {f"algo.{name}": value for name, value in values.items()})
     with pytest.raises(
         UserError, match=r"algo.n_step=2: a target of algo.length=3 sums a chunk's rewards; leave n_step at 1"
     ):
-        AWM.fit_config(AWMConfig(n_step=2, length=3), data)
-    for config in (
-        AWMConfig(),
-        AWMConfig(strength=10.0),
-        AWMConfig(weights="exp", temperature=1.0),
-        AWMConfig(weights="one"),
-    ):
-        assert AWM.fit_config(config, data) == config
+        AWM.fit_config(AWMConfig(n_step=2, length=3), dataset())
 
 
 # ---- what weights are for: a bandit with one state and four modes

@@ -23,6 +23,9 @@ def test_loss_of_the_ratio() -> None:
     expected = -(math.log(2 / 1.2) + math.log(2 / 1.5) + math.log(4 / 3) + math.log(6 / 4)) / 2
     assert expected == pytest.approx(-0.7458274385, abs=1e-9)
     assert float(density_loss(DATA, PLAY)) == pytest.approx(expected, abs=1e-8)
+    one = torch.ones(3)
+    assert float(density_loss(one, one)) == pytest.approx(0.0, abs=1e-6)
+    assert float(density_loss(one, 0.0 * one)) == pytest.approx(23.026, abs=1e-3)  # play that is taken for data
     # least at p_play / p_data: two rows of the data and all of play in one place, the data's third elsewhere
     w = torch.tensor([3.0 / 2.0, 0.0], dtype=torch.float64, requires_grad=True)
     density_loss(w[[0, 0, 1]], w[[0, 0, 0]]).backward()

@@ -79,7 +79,7 @@ def test_the_outcome_of_a_run(tmp_path: Path) -> None:
     np.testing.assert_allclose(found.regret_area or [], [1 - (4 + 15 + 26.25) / 100, 1 - (4 + 18 + 35) / 100])
     np.testing.assert_allclose(found.regret_play or [], [0.5, 0.75])
     assert milestones(found) == [
-        "back at the offline score: 2 of 2 seeds, median step 50",
+        "back at the start score: 2 of 2 seeds, median step 50",
         "steps to a score of 50: 2 of 2 seeds, median step 100; 75: 0 of 2 seeds; 90: 0 of 2 seeds",
     ]
     assert budget_text(found.budget, 0.5) == (

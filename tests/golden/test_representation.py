@@ -19,6 +19,7 @@ from offrl.data.samplers.states import StateSampler, first_steps, in_time
 from offrl.data.samplers.transitions import SPAN, TransitionSampler, discounted, windows
 from offrl.errors import UserError
 from offrl.families.critics.representation import ENCODERS
+from offrl.settings.compose import compose
 from tests.golden.test_mrq import LATENT, SPEC, data, encode, pair
 from tests.golden.test_mrq import make as make_mrq
 
@@ -161,3 +162,13 @@ def test_widths() -> None:
     assert shapes["action.weight"] == (5, 2) and shapes["net.layers.0.weight"] == (8, 15)
     assert state.params["critic"]["layers.0.weight"].shape == (2, 10, 8)
     assert np.prod(state.params["value"]["layers.0.weight"].shape) == 80
+
+
+@pytest.mark.parametrize("setting", ["latent", "representation_horizon"])
+def test_settings_of_latents_do_nothing_without_them(setting: str) -> None:
+    message = (
+        f"algo.{setting}=4 does nothing with algo.representation=none; leave it out, or set algo.representation=mrq"
+    )
+    with pytest.raises(UserError, match=message):
+        compose({"algo": "td3_bc", f"algo.{setting}": 4})
+    compose({"algo": "td3_bc", f"algo.{setting}": 4, "algo.representation": "mrq"})

@@ -354,7 +354,7 @@ def test_data_and_environment_must_fit(capsys: pytest.CaptureFixture[str]) -> No
     fits = DataSpec((11,), 3, action_low=(-1.0,) * 3, action_high=(1.0,) * 3, name="mine")
     check_fit(fits, HOPPER)
     assert capsys.readouterr().err == ""
-    with pytest.raises(UserError, match=r"mine has observations of shape \(17,\), Hopper-v4 of \(11,\).*eval.env=none"):
+    with pytest.raises(UserError, match=r"mine has observations of shape \(17,\), Hopper-v4 of \(11,\).* \(env=ID\)\."):
         check_fit(DataSpec((17,), 3, name="mine"), HOPPER)
     with pytest.raises(UserError, match=r"mine has 6 action dimensions, Hopper-v4 has 3"):
         check_fit(DataSpec((11,), 6, name="mine"), HOPPER)

@@ -215,6 +215,8 @@ def test_it_learns_from_play_and_data(tmp_path: Path, pictures: dict[str, Any]) 
         np.mean([r["return_mean"] for r in run.score_rows if r["seed"] == 0 and r["step"]])
     )
     assert (run.dir / "finetune.png").stat().st_size > 10_000
+    # the record of an environment that a function makes, or of several tasks, says "auto"
+    assert run.record["env"] == "auto" and pictures["finetune.png"].get_suptitle() == "iql in tune.<locals>.<lambda>"
     *seeds, mean, before = pictures["finetune.png"].axes[0].lines
     curves = [[r["return_mean"] for r in run.score_rows if r["seed"] == seed] for seed in (0, 1)]
     np.testing.assert_allclose([line.get_ydata() for line in seeds], curves)
@@ -637,7 +639,7 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
     refused("there is no environment to learn in", lambda: offrl.finetune(offline, dataset=data(), quiet=True))
     refused("trained on arrays from Python", lambda: offrl.finetune(offline, env="Pendulum-v1", quiet=True))
     refused(
-        r"observations of shape \(2,\), Pendulum-v1 of \(3,\)",
+        r"observations of shape \(2,\), Pendulum-v1 of \(3,\).* \(env=ID\)\.$",
         lambda: offrl.finetune(offline, env="Pendulum-v1", mixing=0, quiet=True, runs_dir=str(tmp_path)),
     )
     refused("steps=0 is out of range", lambda: tune(offline, tmp_path, steps=0))
@@ -648,6 +650,10 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
     refused(
         "algo.alpha= is no setting of algo=iql; its paper calls so algo.polyak",
         lambda: tune(offline, tmp_path, **{"algo.alpha": 1.0}),
+    )
+    refused(
+        r"algo.critics= cannot be changed: the networks of .*offline were trained with algo.critics=2; leave it out",
+        lambda: tune(offline, tmp_path, **{"algo.batch_size": 8, "algo.critics": 3}),
     )
     columns = recorded(False)
     other = from_arrays(*columns[:2], columns[2] + 1, *columns[3:], action_low=-2, action_high=2)

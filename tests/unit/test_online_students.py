@@ -242,6 +242,7 @@ def test_settings_that_have_no_place(tmp_path: Path) -> None:
         (offline, {"starts": "data"}, "starts= has no place"),
         (offline, {"algo": "iql"}, "students of mode=distill are policies of bc"),
         (offline, {"mode": "transitions", "student.history": 2}, "student.* are settings of mode=distill"),
+        (offline, {"student.history_stride": 2}, "student.history_stride is the distance of several observations"),
         (offline, {"encoder": "drq"}, "encoder=drq"),
         (offline, {"algo.expectile": 0.9}, "algo.expectile"),
     ):

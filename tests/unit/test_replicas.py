@@ -131,6 +131,15 @@ def test_refused(command: str, words: str) -> None:
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
+def test_texts_are_told_from_numbers_of_the_same_name() -> None:
+    with pytest.raises(UserError, match=r"representation=none,mrq must be one value, not several values$"):
+        read("algo.representation=none,mrq")
+    with pytest.raises(UserError, match=r"It is a setting of iql, rebrac, td3_bc: choose one"):
+        read("algo=sac_n algo.representation=mrq")
+    with pytest.raises(UserError, match=r"It is a setting of gadt, hiql, iql, .*: choose one"):
+        read("algo=sac_n algo.representation=8")
+
+
 def test_an_algorithm_that_is_not_vectorised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(IQL, "traits", dataclasses.replace(IQL.traits, vectorized=False))
     with pytest.raises(UserError, match="algo=iql trains one replica at a time and takes no grid"):

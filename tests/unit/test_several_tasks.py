@@ -69,6 +69,7 @@ def test_one_form_of_two_sizes() -> None:
 def test_the_column_tasks_of_one_dataset() -> None:
     data = load_dataset(DatasetConfig(name="point-robot", multitask=True))
     assert data.spec.observation_shape == (3,) and data.spec.task is not None
+    assert data.spec.name == "point-robot (45 tasks)"  # whose scores are none of its single task's
     assert len(data.spec.task.parts) == 45 and data.spec.task.parts[7].task.env_kwargs == {"task": 7}
     plain = load_dataset("point-robot")
     assert torch.equal(data.columns["observations"][:, 2].long(), plain.columns["tasks"].long())
@@ -148,7 +149,8 @@ def test_settings_that_are_refused() -> None:
     with pytest.raises(UserError, match="multitask=true: normalize_observations is of a single task's"):
         DatasetConfig(multitask=True, normalize_observations=True).validate()
     with pytest.raises(
-        UserError, match=r"iql learns one task, and point-robot is of 45 \(dataset.multitask\): take td"
+        UserError,
+        match=r"iql learns one task, and point-robot \(45 tasks\) is of several \(dataset.multitask\): take td",
     ):
         offrl.train("iql", "point-robot", steps=1, **{"dataset.multitask": True})
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from offrl.benchmark.variant_runs import VariantEnv
+from offrl.benchmark.config import VariantsConfig
+from offrl.benchmark.variant_runs import VariantEnv, _variants
 from offrl.benchmark.variants import Bank, acquisition, equal, following, gaussian_process, slope_of, train_bank
 from offrl.cli.main import main
 from offrl.errors import UserError
@@ -98,6 +99,17 @@ def test_a_variant_is_altered_for_good() -> None:
     env.reset(seed=1)
     masses = [float(e.unwrapped.model.body("pole").mass[0]) for e in (env, make_env(task))]  # type: ignore[attr-defined]
     assert masses[0] == 20.0 and masses[1] != 20.0
+
+
+def test_variants_that_another_friction_hides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hopper = Task(name="hopper", env_id="Hopper-v5")
+    _variants(VariantsConfig(robust="rrls:1", points="grid:10"), hopper)
+    told = capsys.readouterr().err
+    assert "others than floor have up to 2: 7 of the 10 variants may be the same; robust=contact:1 changes" in told
+    (tmp_path / "foot.yaml").write_text("friction.foot_geom: [2.5, 3]\n")  # all others have 1 at most
+    for robust in ("contact:1", str(tmp_path / "foot.yaml")):
+        _variants(VariantsConfig(robust=robust, points="grid:10"), hopper)
+        assert capsys.readouterr().err == ""
 
 
 @pytest.mark.slow  # 6 s of a core

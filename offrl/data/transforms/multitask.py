@@ -14,6 +14,8 @@ from offrl.data.samplers.contexts import TASKS, episode_tasks
 from offrl.errors import UserError
 from offrl.tasks.task import Task, TaskPart
 
+MOST = 5  # names of tasks that a name lists
+
 
 def as_tasks(datasets: Sequence[Dataset]) -> list[Dataset]:
     """The datasets, each of a task of its own, with observations and actions of one size: a task's own numbers, zeros,
@@ -29,8 +31,11 @@ def as_tasks(datasets: Sequence[Dataset]) -> list[Dataset]:
     parts = tuple(_part(d, d.spec.task or Task(d.spec.name)) for d in datasets)
     width = max(part.observation_dim for part in parts)
     size = max(len(part.action_low) for part in parts)
-    task = _joined(parts)
-    return [_padded(d, torch.full((len(d), 1), float(number)), width, size, task) for number, d in enumerate(datasets)]
+    task, names = _joined(parts), dict.fromkeys(d.spec.name for d in datasets)
+    name = f"{' + '.join([*names][:MOST])}{' + ...' if len(names) > MOST else ''} ({len(parts)} tasks)"
+    return [
+        _padded(d, torch.full((len(d), 1), float(number)), width, size, task, name) for number, d in enumerate(datasets)
+    ]
 
 
 def _by_column(dataset: Dataset) -> Dataset:
@@ -47,7 +52,8 @@ def _by_column(dataset: Dataset) -> Dataset:
         for name in names.tolist()
     )
     column = dataset.per_row(numbers).float().unsqueeze(-1)
-    return _padded(dataset, column, parts[0].observation_dim, len(parts[0].action_low), _joined(parts))
+    name = f"{dataset.spec.name} ({len(parts)} tasks)"
+    return _padded(dataset, column, parts[0].observation_dim, len(parts[0].action_low), _joined(parts), name)
 
 
 def _part(dataset: Dataset, task: Task) -> TaskPart:
@@ -59,15 +65,16 @@ def _joined(parts: tuple[TaskPart, ...]) -> Task:
     """The task that plays all tasks in turn. Its episodes are as long as the longest, where all have a limit."""
     limits = [part.task.max_episode_steps for part in parts]
     return Task(
-        " + ".join(dict.fromkeys(part.task.name for part in parts[:5])) + (" + ..." if len(parts) > 5 else ""),
+        " + ".join(dict.fromkeys(part.task.name for part in parts[:MOST])) + (" + ..." if len(parts) > MOST else ""),
         max_episode_steps=None if None in limits else max(limit for limit in limits if limit),
         starts=tuple({"task": number} for number in range(len(parts))),
         parts=parts,
     )
 
 
-def _padded(dataset: Dataset, numbers: Tensor, width: int, size: int, task: Task) -> Dataset:
-    """The data with observations of `width` numbers and the task's number [R, 1], and actions of `size` numbers."""
+def _padded(dataset: Dataset, numbers: Tensor, width: int, size: int, task: Task, name: str) -> Dataset:
+    """The data with observations of `width` numbers and the task's number [R, 1], and actions of `size` numbers. name:
+    of the data of all tasks, whose scores are none of those of a single task."""
 
     def wide(name: str, columns: int, *more: Tensor) -> Tensor:
         column = dataset.flat(name).float()
@@ -78,6 +85,7 @@ def _padded(dataset: Dataset, numbers: Tensor, width: int, size: int, task: Task
     columns["actions"] = wide("actions", size)
     spec = replace(
         dataset.spec,
+        name=name,
         observation_shape=(width + 1,),
         action_dim=size,
         action_low=(-1.0,) * size,

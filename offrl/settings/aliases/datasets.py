@@ -62,11 +62,10 @@ def hint(name: str) -> str:
     if match := GYM_ID.fullmatch(name):
         family = match[1].lower()
         siblings = [n for n in known.datasets() if n.partition("-")[0] == family]
-        cure = (
-            f" to score in it, eval.env={match[1]}-v5." if match[1] in MUJOCO else f" to score in it, eval.env={name}."
-        )
+        env = f"{match[1]}-v5" if match[1] in MUJOCO else name
         shown = ", ".join([n for n in siblings if "medium" in n and n.endswith("-v2")][:3] or siblings[:3])
-        return f" It is an environment's id;{cure}" + (f" Datasets recorded there: {shown}." if shown else "")
+        cure = f" It is an environment's id; to score in it, env={env} (offrl train: eval.env={env})."
+        return cure + (f" Datasets recorded there: {shown}." if shown else "")
     stem = re.sub(r"-v\d+$", "", name.lower())
     versions = [n for n in known.datasets() if re.sub(r"-v\d+$", "", n) == stem]
     return f" There is {', '.join(versions)}." if versions and name not in versions else ""
