@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from offrl.algorithm import DataSpec
 from offrl.algorithms.tdmpc2.tasks import EMBEDDING, embedding_of
+from offrl.families.multitask.numbers import of_present_actions
 from offrl.nn import MLP, TanhGaussian
 from offrl.nn.encoders.streams import observation_network
 from offrl.nn.heads import SymlogTwoHot
@@ -80,4 +81,4 @@ class LatentPolicy(TanhGaussian):
         if self.inputs is None:
             return mean, log_std
         mask = observations[..., self.inputs : -1]
-        return mean * mask, torch.where(mask > 0.0, log_std, -torch.inf)
+        return of_present_actions(mean, log_std, mask)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from offrl.algorithm import Batch, DataSpec, Params, TrainState, Tree
+from offrl.families.multitask.numbers import action_masks, of_numbers, parts_of
 from offrl.tasks.task import TaskPart
 
 EMBEDDING = 96  # numbers of a task's embedding, of norm at most 1
@@ -31,7 +32,7 @@ class ManyTasks:
         """Latents [..., L] of observations [..., O]; of several tasks with what is known of them."""
         if not self.parts:
             return self.apply("encoder", params["encoder"], observations)
-        known = of_numbers(params["model"][TASKS], extra[TASKS], observations[..., -1])
+        known = known_of(params["model"][TASKS], extra[TASKS], observations[..., -1])
         x = torch.cat([observations[..., :-1], known[..., :EMBEDDING]], -1)
         return torch.cat([self.apply("encoder", params["encoder"], x), known], -1)
 
@@ -53,7 +54,7 @@ class ManyTasks:
             return state, latents
         numbers = batch["observations"][..., -1]
         model = within_unit(state.params["model"])
-        known = of_numbers(model[TASKS], state.extra[TASKS], numbers)
+        known = known_of(model[TASKS], state.extra[TASKS], numbers)
         latents = torch.cat([latents[..., : self.config.latent], known], -1)
         return state._replace(params={**state.params, "model": model}), latents
 
@@ -64,11 +65,6 @@ class ManyTasks:
         return errors.sum(-1) / (log_std != -torch.inf).sum(-1) if self.parts else errors
 
 
-def parts_of(spec: DataSpec) -> tuple[TaskPart, ...]:
-    """The tasks of multi-task data; () for data of one."""
-    return spec.task.parts if spec.task is not None else ()
-
-
 def embedding_of(spec: DataSpec) -> int:
     """Numbers of a task's embedding; 0 for data of one task."""
     return EMBEDDING if parts_of(spec) else 0
@@ -76,16 +72,13 @@ def embedding_of(spec: DataSpec) -> int:
 
 def facts(parts: tuple[TaskPart, ...], action_dim: int, discounts: list[float]) -> Tensor:
     """The mask of actions and the discount factor (0 where the settings have one for all) of each task, [T, A + 1]."""
-    masks = torch.tensor([[float(a < len(part.action_low)) for a in range(action_dim)] for part in parts])
-    return torch.cat([masks, torch.tensor(discounts or [0.0] * len(parts)).unsqueeze(-1)], 1)
+    gammas = torch.tensor(discounts or [0.0] * len(parts)).unsqueeze(-1)
+    return torch.cat([action_masks(parts, action_dim), gammas], 1)
 
 
-def of_numbers(embeddings: Tensor, table: Tensor, numbers: Tensor) -> Tensor:
+def known_of(embeddings: Tensor, table: Tensor, numbers: Tensor) -> Tensor:
     """(e, m, gamma) of the tasks with these numbers [...], the nearest ones: [..., EMBEDDING + A + 1]."""
-    numbers = numbers.round().clamp(0, len(table) - 1)
-    chosen = (numbers.unsqueeze(-1) == torch.arange(len(table), device=numbers.device)).to(table.dtype)
-    # sums, for a product may round to fewer bits
-    return (chosen.unsqueeze(-1) * torch.cat([embeddings, table.to(embeddings.device)], -1)).sum(-2)
+    return of_numbers(torch.cat([embeddings, table.to(embeddings.device)], -1), numbers)
 
 
 def within_unit(params: Params) -> Params:

@@ -1,0 +1,1 @@
+"""Networks of several tasks, which are told the task by its number."""
