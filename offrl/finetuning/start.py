@@ -295,7 +295,8 @@ def resume(
         data = run_data(stand_in, config, dataset, record, path)
     if checkpoint.load_latest(path) is None:
         raise UserError(f"{path} has no checkpoint yet; run the command that began it again")
-    if env is None and (spec.task is None or spec.task.env_id is None) and record.get("env", "auto") == "auto":
+    known = spec.task is not None and (spec.task.env_id is not None or spec.task.parts)
+    if env is None and not known and record.get("env", "auto") == "auto":
         raise UserError(f"{path}: a function made its environment: give the command or the call that began it again")
     task = task_of(
         spec,
