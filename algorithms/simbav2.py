@@ -8,6 +8,7 @@ From data: `algo=simba_bc`, the authors' settings for it (`configs/algo/simba_bc
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -113,7 +114,7 @@ class SimbaV2(ScaledRewards, SoftActorCritic[SimbaV2Config]):
         until_zero = round(c.decay_steps / (1.0 - c.decay_to))
         return replace(adam, schedule="linear", decay_steps=until_zero, floor=c.decay_to)
 
-    def divisor(self, state: TrainState) -> float | Tensor:
+    def divisor(self, state: TrainState, observations: Any) -> float | Tensor:
         """What rewards are divided by. Without data: what a reward of 1 in every step needs to fit into the range."""
         c = self.config
         if c.reward_divisor is not None:
@@ -133,7 +134,7 @@ class SimbaV2(ScaledRewards, SoftActorCritic[SimbaV2Config]):
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         actor_key, critic_key = rng.split(key)
-        batch = self.divided(batch, self.divisor(state))
+        batch = self.divided(batch, self.divisor(state, batch["observations"]))
         state, actor = self.descend(state, "actor", self.actor_loss, batch, actor_key)
         negative_entropy = -actor.pop("actor/entropy")  # of the policy before its step
         state, entropy = self.descend(on_sphere(state, "actor"), "entropy", self.entropy_loss, negative_entropy)

@@ -148,12 +148,15 @@ class SoftActorCritic(WithCritic, Algorithm[ConfigT]):
         loss = -(entropy["log"] * (negative_entropy + self.target_entropy)).mean()
         return loss, {"entropy/weight": weight, "entropy/policy": -negative_entropy.mean()}
 
-    def linear_entropy_loss(self, entropy: Params, state: TrainState, negative_entropy: Tensor) -> Loss:
+    def linear_entropy_loss(
+        self, entropy: Params, state: TrainState, negative_entropy: Tensor, target: float | Tensor | None = None
+    ) -> Loss:
         """alpha (entropy of the policy - target entropy), the form of jaxrl and its descendants; negative_entropy: log
-        densities [B], or their mean.
+        densities [B], or their mean. target: in place of `target_entropy`.
         """
         weight, mean = self.apply("entropy", entropy), -negative_entropy.mean()
-        return weight * (mean - self.target_entropy), {"entropy/weight": weight, "entropy/policy": mean}
+        loss = weight * (mean - (self.target_entropy if target is None else target))
+        return loss, {"entropy/weight": weight, "entropy/policy": mean}
 
     def weight(self, state: TrainState) -> Tensor:
         """The weight of the entropy, [], at most `max_entropy_weight`."""

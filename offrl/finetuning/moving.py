@@ -86,15 +86,21 @@ class MovingStatistics:
 
 class MovingReturns:
     """For each of N replicas the largest size of a return, from any step of the episodes that it has ended; 0 before
-    the first. See `largest_return`.
+    the first. Of several tasks for each by itself. See `largest_return`.
     """
 
-    def __init__(self, replicas: Sequence[Replica], discount: float, envs: int, device: torch.device) -> None:
-        """discount: where no grid varies it. envs: of each replica. device: of the batches."""
+    def __init__(
+        self, replicas: Sequence[Replica], discount: float, envs: int, device: torch.device, tasks: int = 0
+    ) -> None:
+        """discount: where no grid varies it. envs: of each replica. device: of the batches. tasks: of multi-task data,
+        whose observations end with the task's number.
+        """
+        self.tasks = tasks
         self.discounts = [dict(replica.values).get("discount", discount) for replica in replicas]
         self.envs, self.device = envs, device
         self.rewards: list[list[float]] = [[] for _ in range(len(replicas) * envs)]  # of each running episode
-        self.largest = torch.zeros(len(replicas), dtype=torch.float64)
+        # [N], of several tasks [N, T]
+        self.largest = torch.zeros((len(replicas), tasks) if tasks else len(replicas), dtype=torch.float64)
 
     def add(self, turn: Turn, rewards: np.ndarray) -> None:
         """A step of every environment, with the rewards [K] that are learnt from."""
@@ -105,12 +111,16 @@ class MovingReturns:
                 n, start, end = k // self.envs, np.zeros(1, np.int64), np.array([len(episode)])
                 cut = ~turn.terminated[k : k + 1]
                 value = largest_return(np.array(episode), start, end, cut, self.discounts[n])
-                self.largest[n] = max(float(self.largest[n]), value)
+                at = (n, int(turn.observations[k, -1])) if self.tasks else n
+                self.largest[at] = max(float(self.largest[at]), value)
                 episode.clear()
 
     def of_batch(self, batch: Batch) -> Batch:
-        """A batch [N, B, ...] with the column `LARGEST_RETURN` [N, B]."""
-        column = self.largest.float().to(self.device).unsqueeze(-1)
+        """A batch [N, B, ...] with the column `LARGEST_RETURN` [N, B], of several tasks that of each row's."""
+        column = self.largest.float().to(self.device)
+        if self.tasks:
+            return batch | {LARGEST_RETURN: column.gather(1, batch["observations"][..., -1].long())}
+        column = column.unsqueeze(-1)
         return batch | {LARGEST_RETURN: column.expand(batch["rewards"].shape)}
 
 
@@ -124,7 +134,8 @@ class Moving:
         self.statistics = MovingStatistics(start.spec, len(replicas), device) if running else None
         self.returns = None
         if algorithm.traits.scales_by_returns:
-            self.returns = MovingReturns(replicas, float(algorithm.config.discount), envs, device)
+            tasks = len(start.spec.task.parts) if start.spec.task else 0
+            self.returns = MovingReturns(replicas, float(algorithm.config.discount), envs, device, tasks)
 
     def add(self, turn: Turn) -> None:
         """The observations in which all have acted."""

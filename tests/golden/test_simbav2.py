@@ -241,7 +241,7 @@ def test_the_divisor_of_data_of_a_grid_and_without_data() -> None:
         kind.fit_config(kind.Config(value_range=[]), data)
 
     algorithm = kind(kind.Config(hidden=[4], critic_hidden=[4]), spec())
-    assert algorithm.divisor(algorithm.init(0)) == pytest.approx(40.0)  # 1 / (1 - 0.995) / 5
+    assert algorithm.divisor(algorithm.init(0), None) == pytest.approx(40.0)  # 1 / (1 - 0.995) / 5
     with pytest.raises(UserError, match=r"algo\.discount=1 leaves returns without a bound"):
         kind(kind.Config(discount=1.0), spec())
 

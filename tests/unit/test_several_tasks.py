@@ -29,12 +29,13 @@ BOTH = Task(
     starts=({"task": 0}, {"task": 1}),
     parts=(TaskPart(PENDULUM, 3, (-2.0,), (2.0,)), TaskPart(CAR, 2, (-1.0,), (1.0,))),
 )
+OWN: dict[str, dict[str, Any]] = {
+    "tdmpc2": {"algo.latent": 8, "algo.encoder_hidden": [8], "algo.planning": False},
+    "brc": {"algo.critic_hidden": [8]},
+}
 SMALL: dict[str, Any] = {
     "algo.hidden": [8],
-    "algo.latent": 8,
-    "algo.encoder_hidden": [8],
     "algo.batch_size": 8,
-    "algo.planning": False,
     "compile": "eager",
     "workers": 1,
     "eval.workers": 0,
@@ -150,33 +151,46 @@ def test_settings_that_are_refused() -> None:
         DatasetConfig(multitask=True, normalize_observations=True).validate()
     with pytest.raises(
         UserError,
-        match=r"iql learns one task, and point-robot \(45 tasks\) is of several \(dataset.multitask\): take td",
+        match=r"iql learns one task, and point-robot \(45 tasks\) is of several \(dataset.multitask\): take brc, td",
     ):
         offrl.train("iql", "point-robot", steps=1, **{"dataset.multitask": True})
 
 
 @pytest.mark.slow
-def test_a_run_of_two_tasks(tmp_path: Path) -> None:
-    """Scores of each, a resumed run with the same bits, and a file that acts alike."""
+@pytest.mark.parametrize("name", OWN)
+def test_a_run_of_two_tasks(name: str, tmp_path: Path) -> None:
+    """Scores of each, resumed runs on data and in the environments with the same bits, and a file that acts alike."""
     settings = {
         **SMALL,
+        **OWN[name],
         "dataset.multitask": True,
         "dataset.concatenate": ["drawn-pendulum-state"],
         "runs_dir": str(tmp_path),
     }
-    whole = offrl.train("tdmpc2", "point-robot", steps=4, name="whole", seeds=2, **settings)
+    whole = offrl.train(name, "point-robot", steps=4, name="whole", seeds=2, **settings)
     row = whole.final_scores[0]
     assert [part.partition(":")[0] for part in row["score_by_task"].split()] == ["0", "1"]
-    offrl.train("tdmpc2", "point-robot", steps=2, name="part", seeds=2, **settings)
+    offrl.train(name, "point-robot", steps=2, name="part", seeds=2, **settings)
     part = offrl.train(resume=str(tmp_path / "part"), steps=4, quiet=True)
-    policies = [run.policy(seed=1) for run in (whole, part)]
-    for module, params in policies[0].state.params.items():
-        assert all(torch.equal(x, policies[1].state.params[module][name]) for name, x in params.items())
+    same_policies(whole, part)
     evaluation = whole.evaluate(episodes=2, max_steps=5)
     assert evaluation.rows()[0]["score_by_task"] == row["score_by_task"]
     assert evaluation.rows()[0]["q_overestimation"] is None
-    width = policies[0].spec.observation_dim
-    actions = policies[0].act(np.array([[0.0] * width, [0.0] * (width - 1) + [1.0]], np.float32))
+    policy = whole.policy(seed=1)
+    width = policy.spec.observation_dim
+    actions = policy.act(np.array([[0.0] * width, [0.0] * (width - 1) + [1.0]], np.float32))
     assert actions.shape == (2, 2) and actions[1, 1] == 0.0 != actions[0, 1]
     with pytest.raises(UserError, match="last number is its task's, and there is no task 2: 0 is point-robot"):
-        policies[0].act(np.full(width, 2.0, np.float32))
+        policy.act(np.full(width, 2.0, np.float32))
+
+    play: dict[str, Any] = {"warmup": 8, "max_steps": 5, "eval.workers": 0, "eval.episodes": 2, "eval.max_steps": 5}
+    play |= {"mixing": 0.5, "quiet": True, "compile": "eager", "runs_dir": str(tmp_path)}
+    online = offrl.finetune(str(tmp_path / "whole"), steps=16, name="online", **play)
+    offrl.finetune(str(tmp_path / "whole"), steps=12, name="half", **play)
+    same_policies(online, offrl.finetune(resume=str(tmp_path / "half"), steps=16, quiet=True))
+
+
+def same_policies(one: Any, other: Any) -> None:
+    params = [run.policy(seed=1).state.params for run in (one, other)]
+    for module, tensors in params[0].items():
+        assert all(torch.equal(x, params[1][module][name]) for name, x in tensors.items())

@@ -65,15 +65,22 @@ class ScaledRewards(WithCritic):
         )
 
     @abstractmethod
-    def divisor(self, state: TrainState) -> float | Tensor:
-        """What rewards are divided by, above 0."""
+    def divisor(self, state: TrainState, observations: Any) -> float | Tensor:
+        """What rewards are divided by, above 0: a number, or that of each of these observations, [B]."""
 
     @staticmethod
     def divided(batch: Batch, divisor: float | Tensor) -> Batch:
-        """The batch with its rewards, those of each step of a window too, divided."""
-        return batch | {name: batch[name] / divisor for name in ("rewards", "step_rewards") if name in batch}
+        """The batch with its rewards, those of each step of a window too, divided by a number or by those of its rows,
+        [B].
+        """
+        # rows last, where the divisors are
+        return batch | {
+            name: (batch[name].transpose(0, -1) / divisor).transpose(0, -1)
+            for name in ("rewards", "step_rewards")
+            if name in batch
+        }
 
     def q_value(self, state: TrainState, observations: Tensor, actions: Tensor) -> Tensor | None:
         """The critics' value [B], in the rewards' own units."""
         values = self.critic.q(state.params["critic"], observations, actions)
-        return self.critic.reduce_ensemble(values, self.reduction) * self.divisor(state)
+        return self.critic.reduce_ensemble(values, self.reduction) * self.divisor(state, observations)
