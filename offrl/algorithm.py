@@ -107,6 +107,7 @@ class Traits:
     vectorized: bool = True  # False: one replica at a time, and an update may work in place
     cuda_graph: bool = True  # False: an update waits for values, which no CUDA graph can hold
     compiles: bool = True  # False: compiling takes minutes and gives back little, so it is done only on request
+    unrolled: int = 0  # steps of recurrences, of which each has operations of its own in an update's program
     multitask: bool = False  # it learns from multi-task data (`dataset.multitask`)
     acts_on_device: bool = False  # an action takes so long that policies act where they are trained, not on the CPU
 

@@ -27,7 +27,7 @@ from offrl.settings.evaluation import worker_count
 from offrl.system.progress import Progress
 from offrl.system.signals import StopSignals
 from offrl.training.engine import LocalEngine, first_state, policies_of
-from offrl.training.execution import PAYS_FROM
+from offrl.training.execution import PAYS_FROM, why_eager
 from offrl.training.run.checkpoints import Checkpoints, Saved, part
 from offrl.training.run.scores import Scores
 from offrl.training.updates import check_divergence, loss_limit, metric_means, rows, warn_diverged, warn_of_rates
@@ -169,7 +169,8 @@ class OnlineLoop(ABC):
     def _introduce(self, resumed: bool, arithmetic: str, restarted: list[int]) -> None:
         """The first lines for the reader."""
         start, say = self.start, self.bar.say
-        for line in (self._title(), f"{arithmetic}; step {self.mode}; {self.run_dir}", *self._online()):
+        reasons = why_eager(self.config.compile, self.mode, self.device, self.most_updates, start.algorithm.traits)
+        for line in (self._title(), f"{arithmetic}; step {self.mode}; {self.run_dir}", *reasons, *self._online()):
             say(line)
         warn_of_rates(start.algorithm.config, start.grid)
         for note in unsaid((*start.notes, *(start.dataset.notes if start.dataset is not None else ()))):

@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from offrl.algorithm import Algorithm, with_settings
+from offrl.algorithm import Algorithm, Traits, with_settings
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError, first_line, warn
 from offrl.settings.evaluation import cores
@@ -29,6 +29,8 @@ from offrl.training.engine import Plan, first_state
 from offrl.training.step import Step
 
 PAYS_FROM = 5_000  # updates; measured on CPU with IQL: compiling takes 13 s; 4 seeds then take 13 ms, not 23
+# steps of `Traits.unrolled` up to which compile=auto compiles, on a CPU alone (docs/benchmarks/latent-models.md)
+LONGEST = 48
 SHARE = 0.8  # of a GPU's free memory that replicas may take
 # copies of a replica's state that stay on a GPU: as it is, as it was when its losses were last looked at, and in the
 # graph
@@ -119,7 +121,8 @@ def choose_mode(
             raise UserError(f"compile={compile} is not for device=mps; use compile=auto, which runs eagerly there")
         return "eager"
     compiling_pays = steps >= PAYS_FROM if compiling_pays is None else compiling_pays
-    compiles = compile == "compiled" or (compile == "auto" and compiling_pays and algorithm.traits.compiles)
+    short = algorithm.traits.unrolled <= (LONGEST if device.type == "cpu" else 0)
+    compiles = compile == "compiled" or (compile == "auto" and compiling_pays and algorithm.traits.compiles and short)
     if device.type == "cuda":
         if compile == "eager" or not algorithm.traits.cuda_graph:
             return "eager"
@@ -139,6 +142,19 @@ def choose_mode(
             "compile=compiled needs a C++ compiler on CPU and none was found; install g++ or use compile=eager"
         )
     return "compiled" if compiles and has_compiler else "eager"
+
+
+def why_eager(compile: str, mode: str, device: torch.device, updates: int, traits: Traits) -> list[str]:
+    """A line for the first ones of a long run whose step compile=auto leaves uncompiled, its program being too long;
+    none for other runs.
+    """
+    chosen = compile == "auto" and mode == "eager" and device.type == "cpu"
+    if not chosen or updates < PAYS_FROM or traits.unrolled <= LONGEST:
+        return []
+    return [
+        f"the step is not compiled: its recurrences are unrolled over {traits.unrolled} steps, and programs of more "
+        f"than {LONGEST} take too long to compile; compile=compiled compiles it all the same"
+    ]
 
 
 @functools.lru_cache

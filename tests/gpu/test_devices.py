@@ -12,7 +12,7 @@ from torch import nn
 
 from offrl import registry
 from offrl.actor import bind
-from offrl.algorithm import Algorithm, TrainState
+from offrl.algorithm import Algorithm, TrainState, Traits
 from offrl.data import memory as mmap
 from offrl.errors import UserError
 from offrl.settings.replicas import Replica
@@ -80,6 +80,9 @@ def test_modes_on_a_gpu(triton: SimpleNamespace) -> None:
         assert choose_mode(compile_, CUDA, 10_000, text) == "eager"
     assert [name for name, kind in registry.names("algo").items() if kind.traits.text and kind.traits.cuda_graph] == []
     assert choose_mode("auto", CPU, 10_000, lamo) == "eager"
+    unrolled = SimpleNamespace(traits=Traits(unrolled=21))  # what that takes on a GPU has not been measured
+    assert choose_mode("auto", CUDA, 10_000, unrolled) == "cudagraph"  # type: ignore[arg-type]
+    assert choose_mode("compiled", CUDA, 10, unrolled) == "compiled-cudagraph"  # type: ignore[arg-type]
     with pytest.raises(UserError, match="needs a CUDA GPU"):
         choose_mode("cudagraph", CPU, 10, iql)
 

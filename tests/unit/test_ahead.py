@@ -8,7 +8,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -16,11 +18,17 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from offrl import losses
+from offrl.algorithm import Algorithm, Traits
+from offrl.algorithms.director.algorithm import Director
+from offrl.algorithms.director.settings import DirectorConfig
+from offrl.algorithms.rssm import RSSM, RSSMConfig
 from offrl.settings.replicas import Replica
+from offrl.training import execution
 from offrl.training.compiling import ahead, cost_model
 from offrl.training.compiling.fingerprint import Fingerprint, Unnamed
 from offrl.training.engine import Plan
 from offrl.training.execution import choose_mode
+from offrl.training.run.header import title
 from tests.support.problems import compiled_problem
 
 CPU = torch.device("cpu")
@@ -127,6 +135,49 @@ def test_the_mode_follows_what_was_measured() -> None:
         == "compiled"
         == choose_mode("auto", CPU, 100, compiling_pays=True)
     )
+
+
+@pytest.mark.parametrize("kind, config", [(RSSM, RSSMConfig), (Director, DirectorConfig)])
+def test_an_unrolled_program_is_compiled_unless_it_is_too_long(kind: type[Algorithm[Any]], config: type) -> None:
+    """Up to the length that was measured, where that pays; of a longer one the first lines say why not."""
+    at, plain = 5_000, kind.traits_for(config(length=16, horizon=8))
+    longest, longer = (kind.traits_for(config(length=n, horizon=16)) for n in (execution.LONGEST - 16, 100))
+    assert (plain.unrolled, longest.unrolled, longer.unrolled) == (24, execution.LONGEST, 116)
+
+    def mode(compile_: str, traits: Traits, updates: int = at, pays: bool | None = None) -> str:
+        return choose_mode(compile_, CPU, updates, SimpleNamespace(traits=traits), pays)  # type: ignore[arg-type]
+
+    published = kind.traits_for(config())
+    assert published.unrolled > execution.LONGEST and mode("auto", published) == "eager"
+    assert mode("auto", plain) == mode("auto", longest) == mode("auto", longest, 300, True) == "compiled"
+    assert mode("auto", plain, at - 1) == mode("auto", plain, at, False) == mode("auto", longer) == "eager"
+    assert mode("auto", longer, at, True) == "eager" and mode("compiled", longer) == "compiled"
+    (line,) = execution.why_eager("auto", "eager", CPU, at, longer)
+    assert "unrolled over 116 steps" in line and "compile=compiled" in line
+    for given in (("auto", "eager", CPU, at - 1, longer), ("eager", "eager", CPU, at, longer)):
+        assert not execution.why_eager(*given)
+    assert not execution.why_eager("auto", "compiled", CPU, at, longer)  # as the run was begun
+    assert not execution.why_eager("auto", "eager", CPU, at, longest)
+    plan = SimpleNamespace(mode="eager", algorithm=SimpleNamespace(traits=longer))
+    setup = SimpleNamespace(replicas=[Replica(0)], arithmetic="CPU", plan=plan, devices=[CPU])
+    run = SimpleNamespace(grid={}, match=[], label="x", steps=at, experiment="none", compile="auto")
+    dataset = MagicMock(num_episodes=1)
+    assert line in title(setup, run, dataset, Path("run"), "").splitlines()  # type: ignore[arg-type]
+
+
+def test_steps_of_a_recurrence_are_counted_in_what_compiling_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm, source = compiled_problem()
+    counted: list[int] = []
+
+    def compiling_seconds(operations: int) -> float:
+        counted.append(operations)
+        return 1.0
+
+    monkeypatch.setattr(ahead, "compiling_seconds", compiling_seconds)
+    for unrolled in (0, 10):
+        algorithm.traits = dataclasses.replace(algorithm.traits, unrolled=unrolled)
+        cost_model._measured(Plan(algorithm, 8, "eager", "float32", 1), source, [Replica(0)], 1)
+    assert counted[1] - counted[0] == 10 * cost_model.UNROLLED
 
 
 CODE = """

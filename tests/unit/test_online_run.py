@@ -27,6 +27,7 @@ from offrl.finetuning import summary as outcome
 from offrl.finetuning.learner import Learner
 from offrl.finetuning.replay.batches import MixedBatches
 from offrl.system import files as checkpoint
+from offrl.training import execution
 
 SMALL: dict[str, Any] = {
     "quiet": True,
@@ -414,6 +415,17 @@ def test_a_recurrent_model_learns_from_what_is_played(
     whole = tune(run, tmp_path, "whole", **settings)
     assert "model/kl" in (whole.dir / "metrics.jsonl").read_text()
     assert_a_stop_leaves_no_trace(whole, run, tmp_path, settings, monkeypatch)
+
+
+def test_the_first_lines_say_that_a_program_would_be_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(execution, "PAYS_FROM", 1)
+    monkeypatch.setattr(execution, "LONGEST", 3)
+    given = {**RECURRENT, "algo.batch_size": 4, "compile": "auto", "quiet": False}
+    tune(None, tmp_path, algo="rssm", mixing=0, seeds=1, steps=17, warmup=16, **given)
+    printed = capsys.readouterr()
+    assert "the step is not compiled: its recurrences are unrolled over" in printed.out + printed.err
 
 
 @pytest.mark.nightly

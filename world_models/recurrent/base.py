@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -33,14 +34,12 @@ from offrl.world_models.recurrent.settings import LatentConfig, check_data, chec
 
 ConfigT = TypeVar("ConfigT", bound=LatentConfig)
 
-# a program grows with the states of a window and the imagined steps
 TRAITS = Traits(
     observations="streams",
     image_encoder="dreamer",
     shifts_images=False,
     actions=("continuous",),
     n_step=False,
-    compiles=False,
 )
 
 
@@ -57,6 +56,14 @@ class RecurrentModel(Algorithm[ConfigT]):
         """`config`, once the data have rewards."""
         check_data(config, dataset, grid)
         return config
+
+    @classmethod
+    def traits_for(cls, config: ConfigT) -> Traits:
+        return dataclasses.replace(cls.traits, unrolled=config.length + config.horizon)
+
+    def _traits(self, config: ConfigT) -> Traits:
+        # how much compiled convolutions save has not been measured
+        return dataclasses.replace(super()._traits(config), compiles=self.data_spec.encoder is None)
 
     def model_modules(self) -> dict[str, nn.Module]:
         """The modules of the model, whose names are `self.model`."""

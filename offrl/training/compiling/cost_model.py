@@ -29,6 +29,7 @@ MIN_UPDATES = 200  # updates; shorter runs are eager without being timed
 TIMED = 3  # patterns of updates, after one that sets things up
 ENOUGH = 1.0  # seconds of timing, where an update takes long
 BACKWARD = 1.5  # operations of a compiled graph for each call of torch
+UNROLLED = 300  # and for each step of a recurrence besides, whose gradients are long (docs/benchmarks/latent-models.md)
 SAVED = 0.5  # of an eager update's time, which compiled code saves (docs/benchmarks/speed-journal.md)
 STARTING = 5.0  # seconds of a core until a process works
 
@@ -94,7 +95,8 @@ def _measured(plan: Plan, source: Any, replicas: list[Replica], size: int) -> Co
         start = time.perf_counter()
         engine.run(step, period)
         times.append(time.perf_counter() - start)
-    compiling = ahead.compiling_seconds(int(BACKWARD * counter.count))
+    operations = int(BACKWARD * counter.count) + UNROLLED * plan.algorithm.traits.unrolled
+    compiling = ahead.compiling_seconds(operations)
     return Cost(min(times) / period * len(replicas) / size, compiling)
 
 

@@ -11,14 +11,16 @@ from offrl.data.dataset import Dataset
 from offrl.errors import one_line, unsaid, warn
 from offrl.settings.advice import sanity_checks
 from offrl.settings.train import TrainConfig
-from offrl.training.execution import PAYS_FROM
+from offrl.training.execution import PAYS_FROM, why_eager
 from offrl.training.run.clock import RunClock
 from offrl.training.setup import Setup
 from offrl.training.updates import warn_of_no_rewards, warn_of_rates
 
 
 def title(setup: Setup, config: TrainConfig, dataset: Dataset, run_dir: Path, processes: str) -> str:
-    """Two lines: data, seeds and updates; hardware, settings and place. processes: words on how many train."""
+    """Data, seeds and updates; hardware, settings and place; why a long run is not compiled. processes: words on how
+    many train.
+    """
     seeds = len({r.seed for r in setup.replicas})
     count = f"{seeds} seed{'s' if seeds > 1 else ''}"
     if config.grid:
@@ -28,6 +30,7 @@ def title(setup: Setup, config: TrainConfig, dataset: Dataset, run_dir: Path, pr
         f"{config.label} on {dataset.spec.name}: {len(dataset):,} rows, {dataset.num_episodes:,} episodes, {count}, "
         f"{config.steps:,} updates",
         f"{setup.arithmetic}; step {setup.plan.mode}{processes}; settings {config.experiment}{row}; {run_dir}",
+        *why_eager(config.compile, setup.plan.mode, setup.devices[0], config.steps, setup.plan.algorithm.traits),
     )
     return "\n".join(map(one_line, lines))
 
