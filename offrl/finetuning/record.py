@@ -56,6 +56,8 @@ def identity(start: Start) -> dict[str, Any]:
         del values["finetune"]["student"]
     if start.config.normalize == "data":
         del values["finetune"]["normalize"]
+    if start.config.backend == "warp":  # of the others the same comes
+        values["finetune"]["backend"] = "warp"
     for name in ("interventions", "success"):
         if values["finetune"][name] is None:
             del values["finetune"][name]

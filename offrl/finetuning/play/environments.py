@@ -26,6 +26,7 @@ from offrl.finetuning.play.snapshots import TASK, Snapshots
 from offrl.finetuning.play.success import SuccessRewards
 from offrl.finetuning.play.threads import Threads
 from offrl.finetuning.play.turns import Ended, Seat, Turn, blank, check_goal, first_row, running, start_seed
+from offrl.finetuning.play.warp import Warp
 from offrl.finetuning.play.workers import Workers
 from offrl.tasks.environments import action_kind, episode_limit, flattener, make_env, to_space
 from offrl.tasks.episodes import ENDLESS
@@ -46,10 +47,11 @@ class Play:
         margin: float = 0.0,
         interventions: Interventions | None = None,
         backend: str = "sequential",
+        device: str = "auto",
     ) -> None:
         """seeds: of the replicas. seed: of the start states. margin: actions stay in +-(1 - margin), as the data's.
         interventions: who may act in the policies' place. backend: who steps the environments, "sequential",
-        "processes" or "threads"; what comes of it is the same.
+        "processes" or "threads", of which the same comes, or "warp", in float32. device: the setting; of "warp".
 
         Raises UserError where the environment cannot be made or does not fit `spec`.
         """
@@ -79,7 +81,9 @@ class Play:
             self.seats = [Seat(n, s, e) for n, s in enumerate(seeds) for e in range(envs)]
             numbers = range(len(self.seats))
             if backend == "processes":
-                self.backend: Workers | Sequential = Workers(task, len(numbers))
+                self.backend: Workers | Sequential | Warp = Workers(task, len(numbers))
+            elif backend == "warp":
+                self.backend = Warp(task, numbers, device)
             else:
                 self.backend = (Threads if backend == "threads" else Sequential)(task, numbers)
             self._stack.callback(self.backend.close)
@@ -158,7 +162,8 @@ class Play:
         """The state that `resume` needs: which episodes run, their actions so far, and the last observations."""
         empty = np.zeros((0,) if self.discrete else (0, self.choices), np.int64 if self.discrete else np.float32)
         current = torch.from_numpy(self.current.copy().view(np.uint8).reshape(len(self.seats), -1))
-        return running(self.seats, empty) | {"current": current}
+        worlds = self.backend.save() if isinstance(self.backend, Warp) else {}
+        return running(self.seats, empty) | {"current": current} | worlds
 
     def resume(self, state: dict[str, torch.Tensor]) -> tuple[list[Turn], list[int]]:
         """Play the running episodes again: (what came of each step, of all environments as `step` gives it but for rows
@@ -172,6 +177,8 @@ class Play:
         for k, (seat, episode) in enumerate(zip(self.seats, state["episode"].tolist(), strict=True)):
             seat.episode, seat.start = episode, int(starts[k])
         self._reset(range(len(self.seats)))
+        if isinstance(self.backend, Warp):
+            self.backend.load(state, ends)
         turns, restarted = [], set()
         for t in range(max(lengths)):
             at = [k for k, n in enumerate(lengths) if n > t and k not in restarted]
