@@ -197,6 +197,16 @@ FREE = (
     "quiet",
 )
 
+# what a run's identity leaves out because older ones do not have it
+LATER = {
+    "normalize": "data",
+    "starts": "task",
+    "replay": "uniform",
+    "interventions": None,
+    "success": None,
+    "physics": "MuJoCo",
+}
+
 
 def choose(
     config: FinetuneConfig, online: Mapping[str, Any], fresh: bool, without_data: bool = False

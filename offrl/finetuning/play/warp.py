@@ -41,8 +41,15 @@ class Warp:
                 f"backend=warp steps on a CUDA GPU, and torch finds none: backend=threads steps {self.name} on the CPU"
             )
         self.one = Threads(task, numbers[:1], "warp")  # in which episodes begin
+        self.first, environment = next(iter(self.one.envs.items()))
+        self.base: Any = environment.unwrapped
+        self.device, count = str(place), len(numbers)
+        self.state: dict[str, np.ndarray] = {}  # of the worlds, and where they are along x
+        self.places = np.zeros(count)
+        self.answered: list[list[tuple[np.ndarray, float]]] = [[] for _ in numbers]  # rows and rewards of the episodes
+        self.recorded: list[list[tuple[np.ndarray, float]]] = [[] for _ in numbers]  # to be answered again, last first
         try:
-            self._open(len(numbers), str(place))
+            self._open(count)
         except BaseException:
             self.close()
             raise
@@ -58,19 +65,17 @@ class Warp:
 
     def reset(self, beginnings: Sequence[Beginning]) -> list[tuple[np.ndarray, np.ndarray | None]]:
         """As `Sequential.reset`."""
-        answers: list[tuple[np.ndarray, np.ndarray | None]] = []
-        states: list[list[np.ndarray]] = []
-        places = []
         if not beginnings:
             return []
+        answers, states, places = [], [], []
         for beginning in beginnings:
             try:
                 answers += self.one.reset([beginning._replace(k=self.first)])
             except (EnvFailed, UserError) as error:
                 self._take_back()
-                if isinstance(error, EnvFailed):
-                    raise EnvFailed(beginning.k, error.text) from error.__cause__
-                raise
+                if isinstance(error, UserError):
+                    raise
+                raise EnvFailed(beginning.k, error.text) from error.__cause__
             states.append([np.array(getattr(self.base.data, name)) for name in STATE])
             places.append(self.one.robot.position(self.base)[0])
         at = [beginning.k for beginning in beginnings]
@@ -168,7 +173,8 @@ class Warp:
 
     # ---- on the device
 
-    def _open(self, count: int, device: str) -> None:
+    def _open(self, count: int) -> None:
+        """Take the package, and the model and `count` worlds to the device."""
         try:
             import warp
 
@@ -177,11 +183,8 @@ class Warp:
             import mujoco_warp
         except ImportError as error:
             raise UserError(f"backend=warp needs pip install 'offrl[warp]' ({first_line(error)})") from None
-        self.warp, self.api, self.device, self.graph = warp, mujoco_warp, device, None
-        self.first, environment = next(iter(self.one.envs.items()))
-        self.base: Any = environment.unwrapped
-        model = self.base.model
-        with warp.ScopedDevice(device):
+        self.warp, self.api, self.graph, model = warp, mujoco_warp, None, self.base.model
+        with warp.ScopedDevice(self.device):
             try:
                 self.model = mujoco_warp.put_model(model)
             except (NotImplementedError, ValueError) as error:
@@ -192,11 +195,8 @@ class Warp:
             contacts, rows = room(model, self.model)
             self.data = mujoco_warp.make_data(model, nworld=count, nconmax=contacts, njmax=rows)
             self.state = {name: getattr(self.data, name).numpy().copy() for name in STATE}
-            self.places = np.zeros(count)
-            self.before = self.state, self.places
-            self.answered: list[list[tuple[np.ndarray, float]]] = [[] for _ in range(count)]
-            self.recorded: list[list[tuple[np.ndarray, float]]] = [[] for _ in range(count)]
-            if self.warp.get_device(device).is_cuda:  # a launch for each kernel would take most of the time
+            self.before = self.state, self.places  # a step
+            if warp.get_device(self.device).is_cuda:  # a launch for each kernel would take most of the time
                 self._move()  # compiles
                 with warp.ScopedCapture() as capture:
                     self._move()
