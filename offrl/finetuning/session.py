@@ -21,7 +21,6 @@ from offrl.finetuning.episodes import EpisodeLog
 from offrl.finetuning.play.environments import Play
 from offrl.finetuning.play.snapshots import TASK
 from offrl.finetuning.play.turns import Turn
-from offrl.finetuning.play.warp import Warp
 from offrl.finetuning.start import Start
 from offrl.runs.log import RunLog
 from offrl.settings.evaluation import worker_count
@@ -170,8 +169,8 @@ class OnlineLoop(ABC):
     def _introduce(self, resumed: bool, arithmetic: str, restarted: list[int]) -> None:
         """The first lines for the reader."""
         start, say = self.start, self.bar.say
-        physics = [self.play.backend.note()] if isinstance(self.play.backend, Warp) else []
-        for line in (self._title(), f"{arithmetic}; step {self.mode}; {self.run_dir}", *physics, *self._online()):
+        first = self._title(), f"{arithmetic}; step {self.mode}; {self.run_dir}", self.play.backend.note
+        for line in (*filter(None, first), *self._online()):
             say(line)
         warn_of_rates(start.algorithm.config, start.grid)
         for note in unsaid((*start.notes, *(start.dataset.notes if start.dataset is not None else ()))):

@@ -143,9 +143,7 @@ def test_a_model_that_it_does_not_step_is_refused(package: Any, tmp_path: Path) 
     text = (Path(robots.__file__).parent / "assets" / "hopper.xml").read_text()
     assert "<option " in text
     (tmp_path / "hopper.xml").write_text(text.replace("<option ", '<option solver="PGS" '))
-    with pytest.raises(
-        UserError, match=r"^backend=warp: MuJoCo Warp does not step this Hopper-v5 .*PGS.*: backend=seq"
-    ):
+    with pytest.raises(UserError, match=r"^backend=warp: MuJoCo Warp does not step this Hopper-v5 .*PGS.*: backend="):
         play_of("Hopper-v5", xml_file=str(tmp_path / "hopper.xml"))
 
 

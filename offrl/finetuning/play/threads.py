@@ -85,7 +85,7 @@ class Threads(Sequential):
             raise UserError(f"backend={backend} does not know this version of {name}: {CURE}")
 
     def step(self, at: Sequence[int], actions: Sequence[Any] | np.ndarray) -> tuple[np.ndarray, Steps]:
-        """As `Sequential.step`."""
+        """As `Backend.step`."""
         bodies = [self.bodies[k] for k in at]
         first, count = bodies[0], len(bodies)
         motion = Motion(
