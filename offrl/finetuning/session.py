@@ -178,7 +178,7 @@ class OnlineLoop(ABC):
         if resumed and self.t >= self.steps:
             say(f"this run has its {self.t:,} steps already: nothing is played (a larger steps= continues it)")
         elif resumed:
-            say(f"continuing from step {self.t:,}; episodes that were running are played again up to where they were")
+            say(f"continuing from step {self.t:,}; episodes that were running go on where they were")
         if restarted:
             names = ", ".join(self.play.seats[k].where() for k in restarted[:3])
             warn(

@@ -19,9 +19,11 @@ import torch
 
 import offrl
 from offrl.errors import UserError
+from offrl.finetuning import record
 from offrl.finetuning.play import warp
 from offrl.finetuning.play.environments import Play
 from offrl.finetuning.play.turns import Turn
+from offrl.finetuning.setup import begin
 from offrl.finetuning.start import spec_of
 from offrl.tasks.task import Task
 from tests.support.turns import assert_same
@@ -158,6 +160,21 @@ def test_what_it_needs_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     refused("Humanoid-v5", "cpu", "steps HalfCheetah, .* and Humanoid-v5 is not the id of one: backend=sequential and")
     monkeypatch.setitem(sys.modules, "warp", None)
     refused("Hopper-v5", "cpu", r"needs pip install 'offrl\[warp\]'")
+
+
+def test_what_only_one_of_two_runs_has_is_told_apart(tmp_path: Path) -> None:
+    def claim(**more: Any) -> None:
+        start = begin(None, {"algo": "sac_n", "mixing": 0, "env": "Hopper-v5", "steps": 2000, "seeds": 1, **more})
+        record.claim(tmp_path, start, "eager", "cpu")
+
+    claim()
+    claim(backend="threads")
+    for name, value, here in (
+        ("backend", "warp", "physics: MuJoCo"),
+        ("interventions", "x.py:f", "interventions: None"),
+    ):
+        with pytest.raises(UserError, match=rf"holds another run \(finetune.{here} there, .* here\)"):
+            claim(**{name: value})
 
 
 @pytest.mark.slow
