@@ -66,8 +66,9 @@ class FinetuneConfig:
         "sequential",
         "sequential: the environments are stepped one after the other, in the process that learns; processes: by a "
         "process for each core, which pays where a step takes long; threads: by a thread for each core, Gymnasium's "
-        "plain MuJoCo robots alone; never changes a number",
-        choices=("sequential", "processes", "threads"),
+        "plain MuJoCo robots alone; no number changes with these; warp: the same robots, all at once on the GPU "
+        "by MuJoCo Warp, in float32, whose numbers are others",
+        choices=("sequential", "processes", "threads", "warp"),
     )
     mixing: Any = setting(
         "auto",
@@ -195,6 +196,16 @@ FREE = (
     "resume",
     "quiet",
 )
+
+# what a run's identity leaves out because older ones do not have it
+LATER = {
+    "normalize": "data",
+    "starts": "task",
+    "replay": "uniform",
+    "interventions": None,
+    "success": None,
+    "physics": "MuJoCo",
+}
 
 
 def choose(

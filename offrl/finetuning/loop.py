@@ -52,6 +52,7 @@ def finetune(start: Start, run_dir: Path) -> None:
                 margin,
                 person,
                 config.backend,
+                config.device,
             )
         )
         play.success = start.success

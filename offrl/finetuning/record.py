@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from offrl.errors import UserError
-from offrl.finetuning.config import BALANCE, FREE, STARTS
+from offrl.finetuning.config import BALANCE, FREE, LATER, STARTS
 from offrl.finetuning.start import KIND, Start
 from offrl.runs import record as runs
 from offrl.settings.diff import difference
@@ -56,6 +56,8 @@ def identity(start: Start) -> dict[str, Any]:
         del values["finetune"]["student"]
     if start.config.normalize == "data":
         del values["finetune"]["normalize"]
+    if start.config.backend == "warp":  # of the others the same comes
+        values["finetune"]["physics"] = "MuJoCo Warp"
     for name in ("interventions", "success"):
         if values["finetune"][name] is None:
             del values["finetune"][name]
@@ -103,7 +105,10 @@ def claim(run_dir: Path, start: Start, mode: str, device: str) -> str:
                 f"{_words(expected['parent'])}, which has changed since: offrl finetune resume={run_dir} goes on with "
                 "the old one, another name= begins anew"
             )
-        changed = difference(runs.complete(old["identity"]), expected)
+        both = [
+            one | {"finetune": LATER | one.get("finetune", {})} for one in (runs.complete(old["identity"]), expected)
+        ]
+        changed = difference(*both)
         if changed:
             name, (old_value, new_value) = next(iter(changed.items()))
             if name == "steps" and start.anneal:

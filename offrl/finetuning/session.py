@@ -170,7 +170,8 @@ class OnlineLoop(ABC):
         """The first lines for the reader."""
         start, say = self.start, self.bar.say
         reasons = why_eager(self.config.compile, self.mode, self.device, self.most_updates, start.algorithm.traits)
-        for line in (self._title(), f"{arithmetic}; step {self.mode}; {self.run_dir}", *reasons, *self._online()):
+        first = self._title(), f"{arithmetic}; step {self.mode}; {self.run_dir}", *reasons, self.play.backend.note
+        for line in (*filter(None, first), *self._online()):
             say(line)
         warn_of_rates(start.algorithm.config, start.grid)
         for note in unsaid((*start.notes, *(start.dataset.notes if start.dataset is not None else ()))):
@@ -178,7 +179,7 @@ class OnlineLoop(ABC):
         if resumed and self.t >= self.steps:
             say(f"this run has its {self.t:,} steps already: nothing is played (a larger steps= continues it)")
         elif resumed:
-            say(f"continuing from step {self.t:,}; episodes that were running are played again up to where they were")
+            say(f"continuing from step {self.t:,}; episodes that were running go on where they were")
         if restarted:
             names = ", ".join(self.play.seats[k].where() for k in restarted[:3])
             warn(

@@ -18,7 +18,7 @@ from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.fit import check_normalisation
 from offrl.data.transforms.apply import apply_transforms
 from offrl.errors import UserError
-from offrl.finetuning.config import FinetuneConfig, choose
+from offrl.finetuning.config import LATER, FinetuneConfig, choose
 from offrl.finetuning.distillation.teacher import Teacher
 from offrl.finetuning.play.snapshots import Snapshots
 from offrl.finetuning.play.success import SuccessRewards
@@ -277,8 +277,7 @@ def resume(
         fresh=False,
         without_data=record["online"]["parent"] is None and settings is None,
     )
-    initial = {"normalize": "data", "starts": "task", "replay": "uniform", "interventions": None, "success": None}
-    initial |= identity["finetune"]
+    initial = LATER | identity["finetune"]
     for name, value in user_settings.items():
         if name in initial and initial[name] != getattr(config, name):
             raise UserError(

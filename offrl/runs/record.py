@@ -50,7 +50,7 @@ LATER = {  # settings of later versions, which are in a run's name where they ar
         *("cost_states", "multiplier", "multiplier_rate", "risk", "value_quantiles", "discounts"),
     ),
 }
-PACKAGES = ("offrl", "torch", "numpy", "gymnasium", "mujoco", "minari", "h5py", "gymnasium-robotics")
+PACKAGES = ("offrl", "torch", "numpy", "gymnasium", "mujoco", "minari", "h5py", "gymnasium-robotics", "mujoco-warp")
 
 
 # ---- the entries of run.json: a stranger may have written the file, so what reads it checks it first

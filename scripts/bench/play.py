@@ -1,13 +1,13 @@
 """Environment steps per second of play in `offrl finetune`, beside Stable-Baselines3's vectors, by turns.
 
     python scripts/bench/play.py [--env Pendulum-v1 Hopper-v5 Humanoid-v5] [--envs 1 16] [--steps 1600] [--repeats 5]
-        [--only sequential processes threads]
+        [--only sequential processes threads warp]
 
 Prints a Markdown table of medians: by the seconds that passed, and by those that were computed, which is what as many
 undisturbed cores would need, but for the waking of processes and threads: the asking thread's, whose share is as large
 as that of threads beside it, and the sum of its processes' over the cores that they have. All take the same random
-actions, and nothing learns; it stops where another back end plays other numbers than `sequential`. The last line has
-the machine's load before and after.
+actions, and nothing learns; it stops where `processes` or `threads` play other numbers than `sequential`. `warp` steps
+on the GPU where torch finds one. The last line has the machine's load before and after.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import torch
 from evaluation import computed
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
@@ -29,7 +30,8 @@ from offrl.finetuning.start import spec_of
 from offrl.settings.evaluation import cores
 from offrl.tasks.task import Task
 
-BACKENDS = ("sequential", "processes", "threads")
+EXACT = ("sequential", "processes", "threads")
+BACKENDS = (*EXACT, "warp")
 VECTORS = ("DummyVecEnv", "SubprocVecEnv")
 
 
@@ -43,7 +45,8 @@ def measure(env_id: str, envs: int, steps: int, repeats: int, columns: Sequence[
     run: dict[str, tuple[Any, np.ndarray, list[int]]] = {}  # who steps, the actions, the processes that help
     for name in columns:
         if name in BACKENDS:
-            play = Play(task, spec, (0,), envs, 0, None, backend=name)
+            device = "auto" if torch.cuda.is_available() else "cpu"
+            play = Play(task, spec, (0,), envs, 0, None, backend=name, device=device)
             run[name] = play, actions, [p.pid for p, _ in getattr(play.backend, "workers", [])]
             play.begin()
         else:
@@ -63,7 +66,7 @@ def measure(env_id: str, envs: int, steps: int, repeats: int, columns: Sequence[
             if repeat:  # the first one warms up
                 passed[name].append(actions.shape[0] * envs / seconds)
                 used[name].append(actions.shape[0] * envs / (asking + sum(others) / max(1, min(cores(), len(others)))))
-        played = {name: stepper.current.tobytes() for name, (stepper, *_) in run.items() if name in BACKENDS}
+        played = {name: stepper.current.tobytes() for name, (stepper, *_) in run.items() if name in EXACT}
         if len({*played.values()}) > 1:
             raise SystemExit(f"{env_id}: the observations of {', '.join(played)} are not the same")
     for stepper, *_ in reversed(run.values()):

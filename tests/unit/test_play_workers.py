@@ -16,7 +16,7 @@ import torch
 import offrl
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
-from offrl.finetuning.play import environments, workers
+from offrl.finetuning.play import choice, workers
 from offrl.finetuning.play.environments import Play
 from offrl.finetuning.play.snapshots import Snapshots
 from offrl.finetuning.play.turns import Turn
@@ -46,7 +46,7 @@ def shared() -> Iterator[Workers]:
 @pytest.fixture
 def processes(shared: Workers, monkeypatch: pytest.MonkeyPatch) -> Workers:
     """The same, to be used by whatever play there is."""
-    monkeypatch.setattr(environments, "Workers", lambda task, count: shared)
+    monkeypatch.setattr(choice, "Workers", lambda task, count: shared)
     monkeypatch.setattr(shared, "close", lambda: None)
     return shared
 

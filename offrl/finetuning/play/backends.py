@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from offrl.errors import UserError
 from offrl.evaluation.steppers import StepFailed, Steps, step_all
@@ -33,7 +35,38 @@ class Beginning(NamedTuple):
     towards: bool  # whether the episode has a goal
 
 
-class Sequential:
+class Backend(ABC):
+    """Environments by their numbers, and what may be kept of them besides the actions."""
+
+    note = ""  # what the reader is to know of the numbers
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the environments."""
+
+    @abstractmethod
+    def reset(self, beginnings: Sequence[Beginning]) -> list[tuple[np.ndarray, np.ndarray | None]]:
+        """(first observation, flat, and goal, where there is one) of each episode. Raises EnvFailed, and UserError for
+        a state that an environment does not take.
+        """
+
+    @abstractmethod
+    def step(self, at: Sequence[int], actions: Sequence[Any] | np.ndarray) -> tuple[np.ndarray, Steps]:
+        """The observations [K, *O] after one step of the environments `at`, in ascending order, and all else that they
+        answered. actions: as they take them. Raises EnvFailed.
+        """
+
+    def save(self) -> dict[str, torch.Tensor]:
+        """What `load` needs; nothing where episodes that are played again come to the same state."""
+        return {}
+
+    def load(self, saved: dict[str, torch.Tensor], ends: np.ndarray) -> None:  # noqa: B027
+        """Go on from what `save` gave, after `reset` of all: `step` is about to be asked for the steps of the running
+        episodes again. ends: the row behind the last one of each environment but the last.
+        """
+
+
+class Sequential(Backend):
     """Environments of this process, stepped one after the other."""
 
     def __init__(self, task: Task, numbers: Sequence[int]) -> None:
@@ -52,15 +85,11 @@ class Sequential:
         self._stack.close()
 
     def reset(self, beginnings: Sequence[Beginning]) -> list[tuple[np.ndarray, np.ndarray | None]]:
-        """(first observation, flat, and goal, where there is one) of each episode. Raises EnvFailed, and UserError for
-        a state that an environment does not take.
-        """
+        """As `Backend.reset`."""
         return [self._reset(*beginning) for beginning in beginnings]
 
     def step(self, at: Sequence[int], actions: Sequence[Any] | np.ndarray) -> tuple[np.ndarray, Steps]:
-        """The observations [K, *O] after one step of the environments `at`, in ascending order, and all else that they
-        answered. actions: as they take them. Raises EnvFailed.
-        """
+        """As `Backend.step`."""
         self.warnings.clear()
         try:
             steps = step_all([self.envs[k] for k in at], actions, self._read, self.warnings)

@@ -20,13 +20,12 @@ from offrl.errors import UserError, warn
 from offrl.evaluation.arrays import finite_rows
 from offrl.evaluation.steppers import Steps
 from offrl.finetuning.play.actions import ActionScale
-from offrl.finetuning.play.backends import Beginning, EnvFailed, Sequential
+from offrl.finetuning.play.backends import Beginning, EnvFailed
+from offrl.finetuning.play.choice import chosen
 from offrl.finetuning.play.interventions import Interventions
 from offrl.finetuning.play.snapshots import TASK, Snapshots
 from offrl.finetuning.play.success import SuccessRewards
-from offrl.finetuning.play.threads import Threads
 from offrl.finetuning.play.turns import Ended, Seat, Turn, blank, check_goal, first_row, running, start_seed
-from offrl.finetuning.play.workers import Workers
 from offrl.tasks.environments import action_kind, episode_limit, flattener, make_env, to_space
 from offrl.tasks.episodes import ENDLESS
 from offrl.tasks.task import Task
@@ -46,10 +45,11 @@ class Play:
         margin: float = 0.0,
         interventions: Interventions | None = None,
         backend: str = "sequential",
+        device: str = "auto",
     ) -> None:
         """seeds: of the replicas. seed: of the start states. margin: actions stay in +-(1 - margin), as the data's.
         interventions: who may act in the policies' place. backend: who steps the environments, "sequential",
-        "processes" or "threads"; what comes of it is the same.
+        "processes" or "threads", of which the same comes, or "warp", in float32. device: the setting; of "warp".
 
         Raises UserError where the environment cannot be made or does not fit `spec`.
         """
@@ -77,11 +77,7 @@ class Play:
                     f"nothing limits the episodes of {self.name}: they are cut after {ENDLESS:,} steps; set max_steps="
                 )
             self.seats = [Seat(n, s, e) for n, s in enumerate(seeds) for e in range(envs)]
-            numbers = range(len(self.seats))
-            if backend == "processes":
-                self.backend: Workers | Sequential = Workers(task, len(numbers))
-            else:
-                self.backend = (Threads if backend == "threads" else Sequential)(task, numbers)
+            self.backend = chosen(backend, task, len(self.seats), device)
             self._stack.callback(self.backend.close)
         except BaseException:
             self.close()
@@ -158,7 +154,7 @@ class Play:
         """The state that `resume` needs: which episodes run, their actions so far, and the last observations."""
         empty = np.zeros((0,) if self.discrete else (0, self.choices), np.int64 if self.discrete else np.float32)
         current = torch.from_numpy(self.current.copy().view(np.uint8).reshape(len(self.seats), -1))
-        return running(self.seats, empty) | {"current": current}
+        return running(self.seats, empty) | {"current": current} | self.backend.save()
 
     def resume(self, state: dict[str, torch.Tensor]) -> tuple[list[Turn], list[int]]:
         """Play the running episodes again: (what came of each step, of all environments as `step` gives it but for rows
@@ -172,6 +168,7 @@ class Play:
         for k, (seat, episode) in enumerate(zip(self.seats, state["episode"].tolist(), strict=True)):
             seat.episode, seat.start = episode, int(starts[k])
         self._reset(range(len(self.seats)))
+        self.backend.load(state, ends)
         turns, restarted = [], set()
         for t in range(max(lengths)):
             at = [k for k, n in enumerate(lengths) if n > t and k not in restarted]

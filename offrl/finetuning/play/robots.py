@@ -27,13 +27,14 @@ class Robot:
     skip = 1  # leading positions that are not observed
     bound = np.inf  # of the velocities that are observed
     feels = False  # whether forces are needed
+    body: int | None = None  # whose place along x counts; None: the first position
 
     def __init__(self, base: Any) -> None:
         self.base, self.old = base, type(base).__module__.endswith("_v4")
 
     def position(self, base: Any) -> np.ndarray:
         """A view whose first number is where an environment is along x."""
-        return base.data.qpos
+        return base.data.qpos if self.body is None else base.data.xpos[self.body]
 
     def observe(self, motion: Motion) -> np.ndarray:
         """[K, O]"""
@@ -95,9 +96,7 @@ class Ant(Robot):
     def __init__(self, base: Any) -> None:
         super().__init__(base)
         self.feels = not self.old or base._use_contact_forces
-
-    def position(self, base: Any) -> np.ndarray:
-        return base.data.body("torso" if self.old else base._main_body).xpos
+        self.body = base.data.body("torso" if self.old else base._main_body).id
 
     def observe(self, motion: Motion) -> np.ndarray:
         parts = [super().observe(motion)]

@@ -50,13 +50,15 @@ class ThreadTexts(threading.local):
 class Threads(Sequential):
     """K environments, stepped by as many threads, the asking one among them, as there are cores, or environments."""
 
-    def __init__(self, task: Task, numbers: Sequence[int]) -> None:
-        """Raises UserError where an environment cannot be made, or is none of `ROBOTS` as its id makes it."""
+    def __init__(self, task: Task, numbers: Sequence[int], backend: str = "threads") -> None:
+        """backend: who asks. Raises UserError where an environment cannot be made, or is none of `ROBOTS` as its id
+        makes it.
+        """
         name = task.env_id or task.name
         robot, _, version = (task.env_id or "").rpartition("-v")
         if task.env_factory is not None or robot not in ROBOTS or version not in VERSIONS:
             raise UserError(
-                f"backend=threads steps {', '.join(ROBOTS)}, each -v4 or -v5, and {name} is not the id of one: {CURE}"
+                f"backend={backend} steps {', '.join(ROBOTS)}, each -v4 or -v5, and {name} is not the id of one: {CURE}"
             )
         super().__init__(task, numbers)
         try:
@@ -66,7 +68,7 @@ class Threads(Sequential):
             self.thread_warnings = ThreadTexts()
             self._stack.enter_context(mujoco_warnings(self.thread_warnings))
             env: Any = self.envs[numbers[0]]
-            _refuse_changed(env, name)
+            _refuse_changed(env, name, backend)
             self.robot = ROBOTS[robot](env.unwrapped)
             self.frames, self.seconds = env.unwrapped.frame_skip, env.unwrapped.dt
             self.bodies = {k: self._body(env.unwrapped) for k, env in self.envs.items()}
@@ -80,10 +82,10 @@ class Threads(Sequential):
             raise
         if not known:
             self.close()
-            raise UserError(f"backend=threads does not know this version of {name}: {CURE}")
+            raise UserError(f"backend={backend} does not know this version of {name}: {CURE}")
 
     def step(self, at: Sequence[int], actions: Sequence[Any] | np.ndarray) -> tuple[np.ndarray, Steps]:
-        """As `Sequential.step`."""
+        """As `Backend.step`."""
         bodies = [self.bodies[k] for k in at]
         first, count = bodies[0], len(bodies)
         motion = Motion(
@@ -103,6 +105,11 @@ class Threads(Sequential):
             wait(jobs)
         for job in jobs:  # the first that failed raises
             job.result()
+        return self.answer(motion, unstable)
+
+    def answer(self, motion: Motion, unstable: dict[int, str]) -> tuple[np.ndarray, Steps]:
+        """What `step` gives of robots that moved so. unstable: see `Steps`."""
+        count = len(motion.qpos)
         healthy = self.robot.healthy(motion)
         ends = np.zeros(count, bool) if healthy is None else self.robot.ends(healthy)
         rewards = np.asarray(self.robot.rewards(motion, healthy), float)
@@ -155,11 +162,11 @@ def _bytes(envs: Sequential, k: int, action: np.ndarray) -> list[bytes]:
     return [x.tobytes() for x in (rows, steps.rewards, steps.terminated, steps.successes, steps.costs)]
 
 
-def _refuse_changed(env: Any, name: str) -> None:
+def _refuse_changed(env: Any, name: str, backend: str) -> None:
     """Raises UserError for wrappers that may change a number, and for another environment of the same id."""
     while env is not env.unwrapped:
         if type(env).__name__ not in PLAIN or not type(env).__module__.startswith("gymnasium."):
-            raise UserError(f"backend=threads knows no wrapper {type(env).__name__}, which {name} has: {CURE}")
+            raise UserError(f"backend={backend} knows no wrapper {type(env).__name__}, which {name} has: {CURE}")
         env = env.env
     if not type(env).__module__.startswith("gymnasium.envs.mujoco."):
-        raise UserError(f"backend=threads knows {name} as Gymnasium makes it, and this is another: {CURE}")
+        raise UserError(f"backend={backend} knows {name} as Gymnasium makes it, and this is another: {CURE}")

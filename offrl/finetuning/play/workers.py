@@ -21,7 +21,7 @@ import numpy as np
 from offrl.errors import UserError, first_line
 from offrl.evaluation.pool.protocol import check_registration, from_bytes, registration, to_bytes
 from offrl.evaluation.steppers import Steps
-from offrl.finetuning.play.backends import Beginning, EnvFailed, Sequential
+from offrl.finetuning.play.backends import Backend, Beginning, EnvFailed, Sequential
 from offrl.settings.evaluation import cores
 from offrl.system import processes
 from offrl.tasks.task import Task
@@ -30,8 +30,8 @@ GRACE = 2.0  # seconds in which environments are closed; a process that takes lo
 CURE = "put what makes it into a file of its own and name that, env=FILE.py:NAME, or write backend=sequential"
 
 
-class Workers:
-    """K environments in as many processes as there are cores, or environments. Methods as those of `Sequential`."""
+class Workers(Backend):
+    """K environments in as many processes as there are cores, or environments."""
 
     def __init__(self, task: Task, count: int) -> None:
         """Takes the 2 to 3 seconds in which a process starts. Raises UserError where other processes cannot make the
@@ -75,13 +75,13 @@ class Workers:
         self.workers.clear()
 
     def reset(self, beginnings: Sequence[Beginning]) -> list[tuple[np.ndarray, np.ndarray | None]]:
-        """As `Sequential.reset`."""
+        """As `Backend.reset`."""
         parts = self._parts([beginning.k for beginning in beginnings])
         answers = self._ask({w: ("reset", beginnings[part]) for w, part in parts.items()})
         return [first for answer in answers for first in answer]
 
     def step(self, at: Sequence[int], actions: Sequence[Any] | np.ndarray) -> tuple[np.ndarray, Steps]:
-        """As `Sequential.step`."""
+        """As `Backend.step`."""
         parts = self._parts(at)
         answers = self._ask({w: ("step", at[part], actions[part]) for w, part in parts.items()})
         rows, columns, texts = zip(*answers, strict=True)
