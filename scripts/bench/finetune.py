@@ -245,6 +245,7 @@ def table(out: Path) -> None:
         "small_mrq": "MR.Q, 2 x 64",
         "small_sac_utd4": "SAC, 2 x 64, 4 updates a step",
         "mbpo": "MBPO",
+        "mbpo_longer": "MBPO, models trained longer",
         "mbpo_optimistic": "MBPO, optimistic exploration",
         "sb3": "SB3 SAC",
     }
