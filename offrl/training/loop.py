@@ -42,7 +42,8 @@ def train(
         resources.enter_context(signals.handled(log.say))
         compiled, compiling = setup.plan.mode.startswith("compiled"), 0.0
         if trains and compiled:
-            log.say("compiling the step, 10 to 30 seconds; at once where it was compiled before")
+            took = "minutes" if setup.plan.algorithm.traits.unrolled else "10 to 30 seconds"
+            log.say(f"compiling the step, {took}; at once where it was compiled before")
         while clock.running and run.alive.any():
             stop = clock.next_stop()
             slices.begin(clock.step)
