@@ -71,9 +71,9 @@ class OnlineLoop(ABC):
         self.log_every = self._rounds(config.log_every)
         self.save_every = self._rounds(config.checkpoint.every) if config.checkpoint.every else self.eval_every
         self.signals = StopSignals()
-        self.t, self.lined, self.scored, self.saved = 0, 0, -1, -1
+        self.scored = self.saved = -1
         # line_updates: those at the last line, whose means are over the updates since
-        self.updates = self.line_updates = self.goal = 0
+        self.t = self.lined = self.updates = self.line_updates = self.goal = 0
         self.alive = torch.ones(self.many, dtype=torch.bool)
         # since the last line: number, sums of returns and of lengths
         self.episodes = torch.zeros(3, self.many, dtype=torch.float64)
@@ -169,12 +169,17 @@ class OnlineLoop(ABC):
     def _introduce(self, resumed: bool, arithmetic: str, restarted: list[int]) -> None:
         """The first lines for the reader."""
         start, say = self.start, self.bar.say
-        reasons = why_eager(self.config.compile, self.mode, self.device, self.most_updates, start.algorithm.traits)
-        first = self._title(), f"{arithmetic}; step {self.mode}; {self.run_dir}", *reasons, self.play.backend.note
-        for line in (*filter(None, first), *self._online()):
+        lines = (
+            self._title(),
+            f"{arithmetic}; step {self.mode}; {self.run_dir}",
+            *why_eager(self.config.compile, self.mode, self.device, self.most_updates, start.algorithm.traits),
+            self.play.backend.note,
+            *self._online(),
+        )
+        for line in filter(None, lines):
             say(line)
         warn_of_rates(start.algorithm.config, start.grid)
-        for note in unsaid((*start.notes, *(start.dataset.notes if start.dataset is not None else ()))):
+        for note in unsaid((*start.notes, *getattr(start.dataset, "notes", ()))):
             say(note)
         if resumed and self.t >= self.steps:
             say(f"this run has its {self.t:,} steps already: nothing is played (a larger steps= continues it)")

@@ -27,9 +27,9 @@ from offrl.statistics.intervals import mean_interval  # noqa: E402
 REPEAT, DECISIONS = 2, 500
 # name -> (algorithm, its settings)
 CURVES: dict[str, tuple[str, dict[str, Any]]] = {
-    "mrq": ("mrq", {"algo.hidden": [128, 128], "algo.latent": 128, "algo.action_latent": 64, "algo.batch_size": 128}),
+    "mrq": ("mrq", {"algo.hidden": [64, 64], "algo.latent": 64, "algo.action_latent": 32, "algo.batch_size": 64}),
     "mrq_published": ("mrq", {}),
-    "sac": ("sac_n", {"algo.critics": 2, "algo.hidden": [128, 128], "algo.batch_size": 128, "mixing": 0}),
+    "sac": ("sac_n", {"algo.critics": 2, "algo.hidden": [64, 64], "algo.batch_size": 64, "mixing": 0}),
 }
 
 
