@@ -37,6 +37,7 @@ from offrl.runs.run import SavedRun
 from offrl.runs.settings import run_settings
 from offrl.settings.compose import compose, fill, flatten
 from offrl.settings.field import shown_value
+from offrl.settings.groups import GROUPS
 from offrl.settings.presets import algorithm_group, base_algorithm, finetune_settings
 from offrl.settings.replicas import expand
 from offrl.settings.train import seed_list
@@ -47,6 +48,9 @@ from offrl.tasks.environments import towards_goals
 from offrl.tasks.task import Task
 from offrl.training.engine import first_state
 from offrl.training.setup import make_algorithm, with_encoder
+
+# settings of networks that say what their parameters compute; init and dropout say how they are trained
+FORMS = {*GROUPS["network"].split()} - {"init", "dropout"}
 
 
 def begin(
@@ -155,19 +159,31 @@ def _of_run(
     def state_of(algorithm: Algorithm) -> Any:
         return checkpoint.unflatten({"state": first_state(algorithm, run.replicas)}, tensors, where)["state"]
 
+    before = run_settings(path, parts=()).algo
+    names = [k.removeprefix("algo.") for k in typed if k.startswith("algo.")]
+    changed = [k for k in names if getattr(parent.algo, k) != getattr(before, k)]
+
+    def fixed_setting(key: str) -> UserError:
+        return UserError(
+            f"algo.{key}= cannot be changed: {path} was trained with algo.{key}={shown_value(getattr(before, key))}; "
+            "leave it out, or train another run"
+        )
+
+    for key in changed:
+        if key in FORMS:  # another function of the same parameters
+            raise fixed_setting(key)
     try:
         state = state_of(algorithm)
     except UserError:
-        before = run_settings(path, parts=()).algo
-        for key in (k.removeprefix("algo.") for k in typed if k.startswith("algo.")):
+        for key in changed:
             try:
                 state_of(kind(dataclasses.replace(before, **{key: getattr(parent.algo, key)}), spec))
             except UserError:
-                raise UserError(
-                    f"algo.{key}= cannot be changed: the networks of {path} were trained with algo.{key}="
-                    f"{shown_value(getattr(before, key))}; leave it out, or train another run"
-                ) from None
+                raise fixed_setting(key) from None
         raise
+    for key in changed:
+        if key in state.extra:  # what the checkpoint has of it counts
+            raise fixed_setting(key)
     if heir != name:
         algorithm = registry.get("algo", heir)(algo, spec)
         state = algorithm.after(state, first_state(algorithm, run.replicas))

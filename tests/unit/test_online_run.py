@@ -664,9 +664,10 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
         lambda: tune(offline, tmp_path, **{"algo.alpha": 1.0}),
     )
     refused(
-        r"algo.critics= cannot be changed: the networks of .*offline were trained with algo.critics=2; leave it out",
+        r"algo.critics= cannot be changed: .*offline was trained with algo.critics=2; leave it out",
         lambda: tune(offline, tmp_path, **{"algo.batch_size": 8, "algo.critics": 3}),
     )
+    refused("algo.activation= cannot be changed", lambda: tune(offline, tmp_path, **{"algo.activation": "tanh"}))
     columns = recorded(False)
     other = from_arrays(*columns[:2], columns[2] + 1, *columns[3:], action_low=-2, action_high=2)
     refused("and this is", lambda: offrl.finetune(offline, env=Walk, dataset=other, quiet=True))
