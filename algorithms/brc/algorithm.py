@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from offrl import rng
 from offrl.algorithm import Adam, Batch, Params, TrainState, Update
 from offrl.algorithms.brc.networks import BroEnsemble, BroTanhGaussian, TaskBroEnsemble, TaskBroTanhGaussian
-from offrl.algorithms.brc.scaling import MASKS, BRCConfig, ScaledByReturns
+from offrl.algorithms.brc.scaling import MASKS, BRCConfig, ScaledByReturns, check_discount
 from offrl.errors import UserError
 from offrl.families.critics import Critic, Target, Values, blocks, check_layers
 from offrl.families.multitask.numbers import action_masks, parts_of
@@ -66,9 +66,7 @@ class BRC(ScaledByReturns, SoftActorCritic[BRCConfig]):
         check_layers(c)
         if c.max_target_actions > 1:
             raise UserError("brc has targets of one action: leave algo.max_target_actions as it is")
-        if c.discount == 1.0:
-            raise UserError("algo.discount=1 leaves the entropy of an episode without a bound, by which brc scales "
-                            "rewards: take a smaller one")  # fmt: skip
+        check_discount(c.discount)
         if self.parts and c.target_critics:
             raise UserError("brc has targets of all critics where it learns several tasks: leave algo.target_critics "
                             "at 0")  # fmt: skip

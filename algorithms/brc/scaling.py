@@ -11,6 +11,7 @@ from torch import Tensor
 
 from offrl.algorithm import Batch, Dataset, Grid, Params, TrainState, Tree
 from offrl.data.value_range import LARGEST_RETURN, largest_return
+from offrl.errors import UserError
 from offrl.families.critics import ScaledRewards, largest
 from offrl.families.multitask.numbers import of_numbers, one_hot, parts_of
 from offrl.families.sac import SoftSettings
@@ -48,6 +49,15 @@ class BRCConfig(SoftSettings):
     largest_returns: list[float] = setting([], "that of each of several tasks", filled=True)
 
 
+def check_discount(discount: float) -> None:
+    """Raise UserError for a discount of 1."""
+    if discount == 1.0:
+        raise UserError(
+            "algo.discount=1 leaves the entropy of an episode without a bound, by which brc scales rewards: take a "
+            "smaller one"
+        )
+
+
 class ScaledByReturns(ScaledRewards):
     """Mixin of BRC: rewards are divided by what follows from the largest return so far."""
 
@@ -72,6 +82,7 @@ class ScaledByReturns(ScaledRewards):
 
     @classmethod
     def fit(cls, config: BRCConfig, dataset: Dataset, discount: float) -> float:
+        check_discount(discount)
         start, end = dataset.bounds()
         rewards, ends = (dataset.columns[name].cpu().numpy() for name in ("rewards", "terminations"))
         return largest_return(rewards, start, end, ~ends[end - 1].astype(bool), discount)
