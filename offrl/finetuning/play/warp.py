@@ -37,11 +37,12 @@ class Warp(Backend):
         package, and for an environment that is none of `ROBOTS` or whose model MuJoCo Warp does not step.
         """
         chosen, self.name = pick_device(device), task.env_id or task.name
+        self.one = Threads(task, [0], "warp")  # in which episodes begin
         if chosen.type != "cuda" and device != "cpu":
+            self.one.close()
             raise UserError(
                 f"backend=warp steps on a CUDA GPU, and torch finds none: backend=threads steps {self.name} on the CPU"
             )
-        self.one = Threads(task, [0], "warp")  # in which episodes begin
         self.base: Any = self.one.envs[0].unwrapped
         self.device = str(chosen)
         self.state: dict[str, np.ndarray] = {}  # of the worlds, and where they are along x
