@@ -158,6 +158,7 @@ def compose(values: Mapping[str, Any]) -> TrainConfig:
     """
     from omegaconf import OmegaConf
 
+    typed_only = "config" not in values  # a file may be a run's, with values that its experiment gave
     values = flatten(values)
     plugins = load_named()
     values = understood(values)
@@ -176,7 +177,7 @@ def compose(values: Mapping[str, Any]) -> TrainConfig:
     config.match, defaults = experiment_settings(experiment, dataset)
     for name, value in defaults.items():
         assign(config, name, value)
-    return finish(config, {**values, "plugins": plugins} if plugins else values, user_values)
+    return finish(config, {**values, "plugins": plugins} if plugins else values, user_values, typed_only=typed_only)
 
 
 def rehearse(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,6 +196,7 @@ def rehearse(values: Mapping[str, Any]) -> dict[str, Any]:
             remaining,
             {},
             bool(known.index()["algorithms"][group]["vectorized"]),
+            "config" not in values,
         )
     return settings
 
@@ -228,11 +230,16 @@ def fill(settings: Settings, values: Mapping[str, Any], command: str) -> Setting
 
 
 def finish(
-    config: Any, values: Mapping[str, Any], user_values: Mapping[str, Any], vectorized: bool | None = None
+    config: Any,
+    values: Mapping[str, Any],
+    user_values: Mapping[str, Any],
+    vectorized: bool | None = None,
+    typed_only: bool = True,
 ) -> TrainConfig:
     """Set `values`, convert to dataclasses, fill what depends on other settings, and check every range.
 
-    vectorized: whether the algorithm trains several replicas at once; None: as it says itself.
+    vectorized: whether the algorithm trains several replicas at once; None: as it says itself. typed_only: somebody
+    wrote each of the values, so that one that does nothing is an error.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -259,7 +266,7 @@ def finish(
             raise UserError(
                 f"algo.{name} and {grid_text({name: result.grid[name]})} are both given; leave one of them out"
             )
-    names = [name.removeprefix("algo.") for name in values if name.startswith("algo.")]
+    names = [name.removeprefix("algo.") for name in values if typed_only and name.startswith("algo.")]
     check_read(result.algo, names, result.grid)
     result.dataset.validate()
     for name in ("name", "label"):

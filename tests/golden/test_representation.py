@@ -4,6 +4,7 @@ policy see and aim at, in plain torch.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -165,10 +166,12 @@ def test_widths() -> None:
 
 
 @pytest.mark.parametrize("setting", ["latent", "representation_horizon"])
-def test_settings_of_latents_do_nothing_without_them(setting: str) -> None:
+def test_settings_of_latents_do_nothing_without_them(setting: str, tmp_path: Path) -> None:
     message = (
         f"algo.{setting}=4 does nothing with algo.representation=none; leave it out, or set algo.representation=mrq"
     )
     with pytest.raises(UserError, match=message):
         compose({"algo": "td3_bc", f"algo.{setting}": 4})
     compose({"algo": "td3_bc", f"algo.{setting}": 4, "algo.representation": "mrq"})
+    (tmp_path / "config.yaml").write_text(f"algo: {{name: td3_bc, {setting}: 4}}\n")  # as a run's own may say
+    compose({"config": str(tmp_path / "config.yaml")})
