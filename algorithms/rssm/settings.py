@@ -26,7 +26,7 @@ class RSSMConfig(LatentConfig):
         "through the model (DreamerV2), which does not scale returns",
         choices=("reinforce", "model"),
     )
-    bc_weight: float = setting(0.0, "weight of -log pi(a|s) of the data's actions (ours)", low=0.0)
+    bc_weight: float = setting(0.1, "weight of -log pi(a|s) of the data's actions (ours; DreamerV3: 0)", low=0.0)
     policy_after_model: bool = setting(
         False, "actor and critic begin to learn once the model stays as it is, after model_updates (Offline DreamerV2)"
     )
