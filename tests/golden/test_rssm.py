@@ -51,6 +51,7 @@ SMALL: dict[str, Any] = {
     "learning_rate": 1e-3,
     "members": 1,
     "penalty": 0.0,
+    "bc_weight": 0.0,
 }
 
 
