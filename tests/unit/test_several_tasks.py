@@ -17,8 +17,10 @@ from offrl.data.dataset import DataSpec
 from offrl.data.transforms.multitask import as_tasks
 from offrl.errors import UserError
 from offrl.finetuning.outcome import play_regrets
+from offrl.runs.record import directory
+from offrl.settings.compose import compose
 from offrl.settings.evaluation import EvalConfig
-from offrl.tasks.environments import make_env, resolve_task
+from offrl.tasks.environments import episode_limit, make_env, resolve_task
 from offrl.tasks.multitask import MultiTaskEnv
 from offrl.tasks.task import Task, TaskPart, task_from_json
 
@@ -67,6 +69,13 @@ def test_one_form_of_two_sizes() -> None:
     assert DataSpec.from_json(json.loads(json.dumps(first.spec.to_json()))) == first.spec
 
 
+def test_the_folder_of_long_names(tmp_path: Path) -> None:
+    long = [some(name=letter * 80) for letter in "abcd"]
+    folder = directory(compose({"algo": "brc", "runs_dir": str(tmp_path)}), as_tasks(long)[0])
+    folder.mkdir()
+    assert folder.name.startswith("brc-aaa") and len(folder.name) < 170
+
+
 def test_the_column_tasks_of_one_dataset() -> None:
     data = load_dataset(DatasetConfig(name="point-robot", multitask=True))
     assert data.spec.observation_shape == (3,) and data.spec.task is not None
@@ -88,6 +97,7 @@ def test_the_environment_plays_the_task_that_is_asked_for() -> None:
         row, gain, *_ = env.step(np.array([1.0], np.float32))
         assert (row[: len(after)].tolist(), gain) == (after.tolist(), reward)
         alone.close()
+    assert episode_limit(env, BOTH, None) == 999  # the car's; the pendulum's is 200
     drawn = {env.reset(seed=seed)[0][-1] for seed in range(8)}
     assert drawn == {0.0, 1.0}
     with pytest.raises(UserError, match="there is no task 2: 0 is swing, 1 is car"):
