@@ -16,6 +16,7 @@ from offrl.data.arrays import from_arrays
 from offrl.data.dataset import DataSpec
 from offrl.data.transforms.multitask import as_tasks
 from offrl.errors import UserError
+from offrl.export.dimensions import range_of, tasks_of, units_of
 from offrl.finetuning.outcome import play_regrets
 from offrl.runs.record import directory
 from offrl.settings.compose import compose
@@ -154,6 +155,16 @@ def test_data_that_are_refused(datasets: list[Dataset], message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
         as_tasks(datasets)
     assert "\n" not in str(error.value)
+
+
+def test_what_an_exported_file_says() -> None:
+    spec = as_tasks([some(2, 1, high=2.0, name="a"), some(3, 2, name="b")])[0].spec
+    assert "numbers as its environment gives them, zeros up to 3, and last its number" in units_of(spec, False)
+    assert "in [-1, 1]" in range_of(spec)
+    assert tasks_of(spec) == [
+        {"number": 0, "name": "a", "environment": None, "observations": 2, "low": [-2.0], "high": [2.0]},
+        {"number": 1, "name": "b", "environment": None, "observations": 3, "low": [-1.0] * 2, "high": [1.0] * 2},
+    ]
 
 
 def test_settings_that_are_refused() -> None:
