@@ -16,6 +16,7 @@ from offrl.data.arrays import from_arrays
 from offrl.data.dataset import DataSpec
 from offrl.data.transforms.multitask import as_tasks
 from offrl.errors import UserError
+from offrl.evaluation.studies import study_of
 from offrl.export.dimensions import range_of, tasks_of, units_of
 from offrl.finetuning.outcome import play_regrets
 from offrl.runs.record import directory
@@ -101,6 +102,8 @@ def test_the_environment_plays_the_task_that_is_asked_for() -> None:
     assert episode_limit(env, BOTH, None) == 999  # the car's; the pendulum's is 200
     drawn = {env.reset(seed=seed)[0][-1] for seed in range(8)}
     assert drawn == {0.0, 1.0}
+    with pytest.raises(UserError, match="robust=rrls is not for policies of several tasks"):
+        study_of("rrls", env, BOTH.name)
     with pytest.raises(UserError, match="there is no task 2: 0 is swing, 1 is car"):
         env.reset(options={"task": 2})
     env.close()
