@@ -143,7 +143,11 @@ def cells_of(command: Command, suite: Suite, folder: Path) -> list[Cell]:
                     else ""
                 )
                 raise UserError(f"{algorithm}: {error}{cure}") from None
-            result.append(Cell(entry.label, algorithm, str(values["name"]), values, composed))
+            label = entry.label
+            # scores of several tasks are none of the dataset alone, unless the suite names what they are of
+            if composed.dataset.multitask and "dataset.multitask" not in entry.settings:
+                label += " (several tasks)"
+            result.append(Cell(label, algorithm, str(values["name"]), values, composed))
     if repeated := [run for run, n in Counter(c.run for c in result).items() if n > 1]:
         raise UserError(
             f"two cells would share the run directory {repeated[0]}; give one dataset another label in a suite file"

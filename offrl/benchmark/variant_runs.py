@@ -101,7 +101,7 @@ def _task(path: str | None, settings: dict[str, Any]) -> Task:
     else:
         trust.typed(env)
         task = resolve_task(None, EvalConfig(env=env)) if env else None
-    if task is None or task.env_id is None:
+    if task is None or (task.env_id is None and not task.parts):  # for which no study is
         raise UserError("robust= learns on variants of an environment: name it, env=ID")
     return task
 

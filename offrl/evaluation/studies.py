@@ -13,6 +13,7 @@ import numpy as np
 
 from offrl.errors import UserError, few, nearest
 from offrl.settings.presets import read_yaml
+from offrl.tasks.multitask import MultiTaskEnv
 from offrl.tasks.perturbed import nominal_values
 
 # RRLS's (code of SuReLI/RRLS, commit 0c43dc9): robot -> (parameter, lowest, highest), in the order in which its studies
@@ -87,6 +88,8 @@ def study_of(text: str, env: gym.Env, label: str) -> Study:
     Raises UserError for one that there is not for it, and for parameters that the environment has not, or of values
     that they cannot have.
     """
+    if isinstance(env, MultiTaskEnv):
+        raise UserError(f"robust={text} is not for policies of several tasks ({label}); leave it out")
     nominal = nominal_values(env)
     kind, colon, count = text.partition(":")
     if kind not in ("rrls", "contact"):

@@ -14,7 +14,7 @@ from offrl.data.dataset import DataSpec
 from offrl.data.store import StreamSpec
 from offrl.evaluation.policy import TrainedPolicy
 from offrl.evaluation.shield import ShieldedPolicy
-from offrl.export.dimensions import dimension_names, plain, units_of
+from offrl.export.dimensions import dimension_names, plain, range_of, tasks_of, units_of
 from offrl.export.draws import GOALS, MEANING, MEMORY, PREVIOUS, Draw, input_names, later_names
 from offrl.export.graph import chunked, memory_of
 from offrl.settings.replicas import Replica, by_cell
@@ -90,7 +90,7 @@ def description(
             "name": "actions",
             "shape": ["batch", spec.action_dim],
             "dtype": "float32",
-            "meaning": "in the environment's range, clipped to it",
+            "meaning": range_of(spec),
             "dimensions": [
                 {
                     "index": i,
@@ -142,6 +142,7 @@ def description(
         },
         "inputs": inputs,
         "outputs": [output, *memory],
+        **({"tasks": tasks} if (tasks := tasks_of(spec)) else {}),
         "dataset": details.get("dataset", {"name": spec.name, "source": spec.source}),
         "environment": {
             "id": task.env_id if task is not None else None,

@@ -31,11 +31,39 @@ def units_of(spec: DataSpec, normalised: bool) -> str:
     raw = "raw, as the environment gives them"
     if spec.observation_columns:
         raw = "the columns of the data, times their scale plus their offset where they have some"
+    if tasks_of(spec):
+        width = spec.observation_dim - 1
+        raw = f"raw, a task's own numbers as its environment gives them, zeros up to {width}, and last its number"
     return (
         f"{raw}: the file normalises by itself"
         if normalised
         else f"{raw}; the policy was trained without normalisation"
     )
+
+
+def range_of(spec: DataSpec) -> str:
+    """In which range actions come out."""
+    if not tasks_of(spec):
+        return "in the environment's range, clipped to it"
+    return (
+        "in [-1, 1], a task's own first, behind which none counts: its environment takes low + (action + 1) / 2 * "
+        "(high - low), of `tasks`"
+    )
+
+
+def tasks_of(spec: DataSpec) -> list[dict[str, Any]]:
+    """The tasks of multi-task data by their numbers; [] for one task."""
+    return [
+        {
+            "number": number,
+            "name": part.task.name,
+            "environment": part.task.env_id,
+            "observations": part.observation_dim,
+            "low": [plain(x) for x in part.action_low],
+            "high": [plain(x) for x in part.action_high],
+        }
+        for number, part in enumerate(spec.task.parts if spec.task is not None else ())
+    ]
 
 
 def _entry(column: ColumnSpec) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def directory(start: Start) -> Path:
     values = {**identity(start), "data": start.described.get("fingerprint")}
     digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:6]
     env = "".join(c if c.isalnum() or c in "-_." else "-" for c in values["env"])
-    return Path(config.runs_dir) / f"finetune-{start.label}-{env}-{digest}"
+    return Path(config.runs_dir) / f"finetune-{start.label}-{runs.shortened(env)}-{digest}"
 
 
 def identity(start: Start) -> dict[str, Any]:

@@ -185,7 +185,12 @@ def directory(config: TrainConfig, dataset: Dataset) -> Path:
     if config.encoder == EncoderConfig():
         del settings["encoder"]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:6]
-    return Path(config.runs_dir) / f"{config.label}-{file_name(dataset.spec.name)}-{digest}"
+    return Path(config.runs_dir) / f"{config.label}-{shortened(file_name(dataset.spec.name))}-{digest}"
+
+
+def shortened(name: str) -> str:
+    """What of a name fits into that of a folder, of 255 bytes at most, beside an algorithm and a hash."""
+    return name.encode()[:150].decode(errors="ignore")
 
 
 def prepare(

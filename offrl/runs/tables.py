@@ -163,7 +163,7 @@ def next_commands(runs: Sequence[SavedRun]) -> list[str]:
         )
     folders = [_place(run.dir) for run in runs] if len(runs) <= MOST_PLACES else [_place(main.dir.parent)]
     lines = [("all of it on a page", f"offrl report {' '.join(folders)}")]
-    if not main.spec.text:
+    if not main.spec.text and not (main.spec.task and main.spec.task.parts):  # several tasks do not draw
         lines.append(("a film of the policies", f"offrl evaluate {folder} video=true"))
     steps, algo = main.final_scores[0]["step"], main.record["identity"]["algo"]
     # the actor's learning rate is 0

@@ -227,7 +227,9 @@ def has_physics(env: Any) -> bool:
 
 def time_limit(env: gym.Env) -> int | None:
     """The environment's own limit on the steps of an episode, if it has one."""
-    return getattr(env.spec, "max_episode_steps", None) if env.spec is not None else None
+    if env.spec is None:
+        return getattr(env, "limit_of_tasks", None)  # several tasks have no spec, and limits of their own
+    return getattr(env.spec, "max_episode_steps", None)
 
 
 def episode_limit(env: gym.Env, task: Task, max_steps: int | None) -> int | None:

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from offrl.errors import UserError
-from offrl.tasks.environments import action_kind, flattener, make_env, to_space
+from offrl.tasks.environments import action_kind, flattener, make_env, time_limit, to_space
 from offrl.tasks.task import Task, listed_parts
 
 
@@ -47,6 +47,13 @@ class MultiTaskEnv(gym.Env):
                 )
             self.envs[number] = env, flatten
         return self.envs[number][0]
+
+    @property
+    def limit_of_tasks(self) -> int | None:
+        """The limit on the steps of the longest task's episodes; None where a task has none. Raises UserError as
+        `env_of` does."""
+        limits = [time_limit(self.env_of(start["task"])) for start in self.task.starts]
+        return None if None in limits else max(limit for limit in limits if limit)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)

@@ -34,6 +34,15 @@ def cells(tmp_path: Path, **values: Any) -> tuple[plan.Command, suites.Suite, li
     return asked, suite, plan.cells_of(asked, suite, plan.folder_of(asked, suite))
 
 
+def test_a_cell_of_several_tasks_has_a_row_of_its_own(tmp_path: Path) -> None:
+    own = {"brc__dataset__multitask": True, "brc__dataset__concatenate": ["point-robot"]}
+    listed = cells(tmp_path, algos=["brc", "bc"], **own)[2]
+    assert [(c.dataset, c.run) for c in listed] == [
+        ("builtin (several tasks)", "brc-builtin"),
+        ("builtin", "bc-builtin"),
+    ]
+
+
 # ------------------------------------------------------------------------------------------------------------------
 # suites
 

@@ -16,9 +16,13 @@ from offrl.data.arrays import from_arrays
 from offrl.data.dataset import DataSpec
 from offrl.data.transforms.multitask import as_tasks
 from offrl.errors import UserError
+from offrl.evaluation.studies import study_of
+from offrl.export.dimensions import range_of, tasks_of, units_of
 from offrl.finetuning.outcome import play_regrets
+from offrl.runs.record import directory
+from offrl.settings.compose import compose
 from offrl.settings.evaluation import EvalConfig
-from offrl.tasks.environments import make_env, resolve_task
+from offrl.tasks.environments import episode_limit, make_env, resolve_task
 from offrl.tasks.multitask import MultiTaskEnv
 from offrl.tasks.task import Task, TaskPart, task_from_json
 
@@ -67,6 +71,13 @@ def test_one_form_of_two_sizes() -> None:
     assert DataSpec.from_json(json.loads(json.dumps(first.spec.to_json()))) == first.spec
 
 
+def test_the_folder_of_long_names(tmp_path: Path) -> None:
+    long = [some(name=letter * 80) for letter in "abcd"]
+    folder = directory(compose({"algo": "brc", "runs_dir": str(tmp_path)}), as_tasks(long)[0])
+    folder.mkdir()
+    assert folder.name.startswith("brc-aaa") and len(folder.name) < 170
+
+
 def test_the_column_tasks_of_one_dataset() -> None:
     data = load_dataset(DatasetConfig(name="point-robot", multitask=True))
     assert data.spec.observation_shape == (3,) and data.spec.task is not None
@@ -88,8 +99,11 @@ def test_the_environment_plays_the_task_that_is_asked_for() -> None:
         row, gain, *_ = env.step(np.array([1.0], np.float32))
         assert (row[: len(after)].tolist(), gain) == (after.tolist(), reward)
         alone.close()
+    assert episode_limit(env, BOTH, None) == 999  # the car's; the pendulum's is 200
     drawn = {env.reset(seed=seed)[0][-1] for seed in range(8)}
     assert drawn == {0.0, 1.0}
+    with pytest.raises(UserError, match="robust=rrls is not for policies of several tasks"):
+        study_of("rrls", env, BOTH.name)
     with pytest.raises(UserError, match="there is no task 2: 0 is swing, 1 is car"):
         env.reset(options={"task": 2})
     env.close()
@@ -144,6 +158,16 @@ def test_data_that_are_refused(datasets: list[Dataset], message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
         as_tasks(datasets)
     assert "\n" not in str(error.value)
+
+
+def test_what_an_exported_file_says() -> None:
+    spec = as_tasks([some(2, 1, high=2.0, name="a"), some(3, 2, name="b")])[0].spec
+    assert "numbers as its environment gives them, zeros up to 3, and last its number" in units_of(spec, False)
+    assert "in [-1, 1]" in range_of(spec)
+    assert tasks_of(spec) == [
+        {"number": 0, "name": "a", "environment": None, "observations": 2, "low": [-2.0], "high": [2.0]},
+        {"number": 1, "name": "b", "environment": None, "observations": 3, "low": [-1.0] * 2, "high": [1.0] * 2},
+    ]
 
 
 def test_settings_that_are_refused() -> None:
