@@ -1,7 +1,13 @@
-"""What an algorithm cannot learn from in an environment, whatever it began from."""
+"""What an algorithm cannot learn from in an environment, and what cannot be changed of a run."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from offrl.algorithm import Algorithm, TrainState
 from offrl.data.samplers.decisions import DecisionSampler
 from offrl.data.samplers.states import StateSampler
 from offrl.errors import UserError
@@ -10,6 +16,11 @@ from offrl.finetuning.replay.balanced import check_balanced
 from offrl.finetuning.replay.sources import is_chain
 from offrl.finetuning.start import Start
 from offrl.finetuning.transitions import columns_for
+from offrl.settings.field import shown_value
+from offrl.settings.groups import GROUPS
+
+# settings of networks that say what their parameters compute; init and dropout say how they are trained
+FORMS = {*GROUPS["network"].split()} - {"init", "dropout"}
 
 
 def check(start: Start) -> None:
@@ -43,3 +54,38 @@ def check(start: Start) -> None:
             f"normalize=running: {name} {learner} observations as they were played, whose statistics must stay: leave "
             "it out"
         )
+
+
+def continued(
+    state_of: Callable[[Algorithm[Any]], TrainState],
+    algorithm: Algorithm[Any],
+    before: Any,
+    changed: Mapping[str, Any],
+    path: Path,
+) -> TrainState:
+    """`state_of(algorithm)`, the state of the checkpoint of the run in `path`. Raises UserError for a changed setting
+    of its algorithm, `before`, that parameters or the state have fixed.
+    """
+
+    def fixed(key: str) -> UserError:
+        return UserError(
+            f"algo.{key}= cannot be changed: {path} was trained with algo.{key}={shown_value(getattr(before, key))}; "
+            "leave it out, or train another run"
+        )
+
+    for key in changed:
+        if key in FORMS:
+            raise fixed(key)
+    try:
+        state = state_of(algorithm)
+    except UserError:
+        for key, value in changed.items():
+            try:
+                state_of(type(algorithm)(dataclasses.replace(before, **{key: value}), algorithm.data_spec))
+            except UserError:
+                raise fixed(key) from None
+        raise
+    for key in changed:
+        if key in state.extra:
+            raise fixed(key)
+    return state

@@ -14,7 +14,7 @@ from offrl.encoding import set_spec
 from offrl.errors import UserError, nearest, warn
 from offrl.families.goal_conditioned import GoalConditioned
 from offrl.finetuning import expansion
-from offrl.finetuning.checks import check
+from offrl.finetuning.checks import check, continued
 from offrl.finetuning.config import CONVENTIONS, FinetuneConfig, choose
 from offrl.finetuning.distillation import students
 from offrl.finetuning.on_policy.policies import begin as begin_on_policy
@@ -36,8 +36,6 @@ from offrl.runs import record as runs
 from offrl.runs.run import SavedRun
 from offrl.runs.settings import run_settings
 from offrl.settings.compose import compose, fill, flatten
-from offrl.settings.field import shown_value
-from offrl.settings.groups import GROUPS
 from offrl.settings.presets import algorithm_group, base_algorithm, finetune_settings
 from offrl.settings.replicas import expand
 from offrl.settings.train import seed_list
@@ -48,9 +46,6 @@ from offrl.tasks.environments import towards_goals
 from offrl.tasks.task import Task
 from offrl.training.engine import first_state
 from offrl.training.setup import make_algorithm, with_encoder
-
-# settings of networks that say what their parameters compute; init and dropout say how they are trained
-FORMS = {*GROUPS["network"].split()} - {"init", "dropout"}
 
 
 def begin(
@@ -161,29 +156,8 @@ def _of_run(
 
     before = run_settings(path, parts=()).algo
     names = [k.removeprefix("algo.") for k in typed if k.startswith("algo.")]
-    changed = [k for k in names if getattr(parent.algo, k) != getattr(before, k)]
-
-    def fixed_setting(key: str) -> UserError:
-        return UserError(
-            f"algo.{key}= cannot be changed: {path} was trained with algo.{key}={shown_value(getattr(before, key))}; "
-            "leave it out, or train another run"
-        )
-
-    for key in changed:
-        if key in FORMS:  # another function of the same parameters
-            raise fixed_setting(key)
-    try:
-        state = state_of(algorithm)
-    except UserError:
-        for key in changed:
-            try:
-                state_of(kind(dataclasses.replace(before, **{key: getattr(parent.algo, key)}), spec))
-            except UserError:
-                raise fixed_setting(key) from None
-        raise
-    for key in changed:
-        if key in state.extra:  # what the checkpoint has of it counts
-            raise fixed_setting(key)
+    updates = {k: value for k in names if (value := getattr(parent.algo, k)) != getattr(before, k)}
+    state = continued(state_of, algorithm, before, updates, path)
     if heir != name:
         algorithm = registry.get("algo", heir)(algo, spec)
         state = algorithm.after(state, first_state(algorithm, run.replicas))

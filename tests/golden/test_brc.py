@@ -275,7 +275,7 @@ def test_the_largest_return_of_data() -> None:
     assert kind.fit_config(kind.Config(), data, {"discount": [0.0, 0.5]}).largest_return == 8.0
     with pytest.raises(UserError, match="brc scales rewards to a range"):
         kind.fit_config(kind.Config(value_range=[]), data)
-    with pytest.raises(UserError, match="algo.discount=1 leaves the entropy"):
+    with pytest.raises(UserError, match="discount=1 leaves the entropy"):
         kind.fit_config(kind.Config(discount=1.0), data)
 
 
