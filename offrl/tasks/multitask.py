@@ -50,9 +50,10 @@ class MultiTaskEnv(gym.Env):
 
     @property
     def limit_of_tasks(self) -> int | None:
-        """The limit on the steps of the longest task's episodes; None where a task has none. Raises UserError as
-        `env_of` does."""
-        limits = [time_limit(self.env_of(start["task"])) for start in self.task.starts]
+        """The limit on the steps of the longest task's episodes; None where a task has none. An environment is opened
+        for it only where the data do not tell. Raises UserError as `env_of` does."""
+        numbers = [start["task"] for start in self.task.starts]
+        limits = [self.task.parts[n].task.max_episode_steps or time_limit(self.env_of(n)) for n in numbers]
         return None if None in limits else max(limit for limit in limits if limit)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
