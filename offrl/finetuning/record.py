@@ -54,21 +54,17 @@ def identity(start: Start) -> dict[str, Any]:
         del values["finetune"]["mode"]
     if start.config.mode != "distill":
         del values["finetune"]["student"]
-    if start.config.normalize == "data":
-        del values["finetune"]["normalize"]
     if start.config.backend == "warp":  # of the others the same comes
         values["finetune"]["physics"] = "MuJoCo Warp"
-    for name in ("interventions", "success"):
-        if values["finetune"][name] is None:
-            del values["finetune"][name]
     if start.success is not None:
         values["success"] = start.success.classifier.digest()  # whatever its file holds by now
     if start.config.starts == "task":
-        for name in ("starts", *STARTS):
+        for name in STARTS:
             del values["finetune"][name]
     if start.config.replay == "uniform":
-        for name in ("replay", *BALANCE):
+        for name in BALANCE:
             del values["finetune"][name]
+    values["finetune"] = {k: v for k, v in values["finetune"].items() if k not in LATER or v != LATER[k]}
     if start.data is not None:
         values["dataset"] = without_places(start.data)
     traits, schedule = start.algorithm.traits, getattr(start.algorithm.config, "schedule", "constant")
