@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from offrl.finetuning.play.turns import Turn
 from offrl.finetuning.start import spec_of
 from offrl.system import files as checkpoint
 from offrl.tasks.task import Task
+from tests.support.stops import play_stops
 from tests.support.tiers import nightly_but
 from tests.support.turns import assert_same
 
@@ -200,20 +199,13 @@ def test_a_stop_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """Stopped at random steps, and continued with threads or without."""
     monkeypatch.setattr("offrl.finetuning.summary.picture", lambda *a, **k: False)
     settings = {"algo.hidden": [8], "algo.batch_size": 16, "eval.episodes": 1, "eval.every": 0, "eval.workers": 0}
-    step, moments = Play.step, [-1]
-
-    def stopping(self: Play, actions: np.ndarray) -> Turn:
-        if self.t in moments:
-            moments.remove(self.t)
-            os.kill(os.getpid(), signal.SIGINT)
-        return step(self, actions)
+    moments = play_stops(monkeypatch)
 
     def tune(name: str, backend: str) -> offrl.Run:
         call: dict[str, Any] = {"algo": "iql", "mixing": 0, "warmup": 20, "seeds": 2, "envs": 3, "compile": "eager"}
         call |= {"name": name, "backend": backend, "runs_dir": str(tmp_path), "quiet": True, "device": "cpu"}
         return offrl.finetune(env="Hopper-v5", steps=300, log_every=50, settings=settings, **call)
 
-    monkeypatch.setattr(Play, "step", stopping)
     expected = tune("expected", "sequential")
     for n, backends in enumerate((("threads", "threads"), ("threads", "sequential"), ("processes", "threads"))):
         name = f"stopped-{n}"

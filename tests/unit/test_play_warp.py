@@ -6,8 +6,6 @@ The first run compiles kernels for minutes, later ones take them from warp's cac
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +24,7 @@ from offrl.finetuning.play.turns import Turn
 from offrl.finetuning.setup import begin
 from offrl.finetuning.start import spec_of
 from offrl.tasks.task import Task
+from tests.support.stops import play_stops
 from tests.support.turns import assert_same
 
 ENVS = 3
@@ -183,20 +182,13 @@ def test_a_run_goes_on_after_a_stop(package: Any, tmp_path: Path, monkeypatch: p
     """To the same bytes on this device; with another back end it is another run."""
     monkeypatch.setattr("offrl.finetuning.summary.picture", lambda *a, **k: False)
     settings = {"algo.hidden": [8], "algo.batch_size": 16, "eval.episodes": 1, "eval.every": 0, "eval.workers": 0}
-    step, moments = Play.step, [-1]
-
-    def stopping(self: Play, actions: np.ndarray) -> Turn:
-        if self.t in moments:
-            moments.remove(self.t)
-            os.kill(os.getpid(), signal.SIGINT)
-        return step(self, actions)
+    moments = play_stops(monkeypatch)
 
     def tune(name: str, **changes: Any) -> offrl.Run:
         call: dict[str, Any] = {"algo": "sac_n", "mixing": 0, "warmup": 20, "seeds": 1, "envs": 4, "compile": "eager"}
         call |= {"name": name, "backend": "warp", "runs_dir": str(tmp_path), "quiet": True, "device": "cpu"} | changes
         return offrl.finetune(env="Hopper-v5", steps=60, log_every=20, settings=settings, **call)
 
-    monkeypatch.setattr(Play, "step", stopping)
     expected = tune("expected")
     moments[:] = [32]
     with pytest.raises(offrl.Interrupted):
