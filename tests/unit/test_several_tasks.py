@@ -146,7 +146,7 @@ def test_a_damaged_list_of_tasks(damage: Any) -> None:
 @pytest.mark.parametrize(
     ("datasets", "message"),
     [
-        ([some()], "has no column 'tasks' that says of which task a row is"),
+        ([some()], "nothing says of which task a row of"),
         ([some(tasks=np.arange(20))], "episode 0 belongs to two tasks"),
         (
             [from_arrays(np.zeros((4, 2)), np.zeros(4, int), np.zeros(4), np.arange(4) == 3, num_actions=2)] * 2,
