@@ -6,7 +6,7 @@ Shapes: K states of a window, H of them predicted; B windows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -31,6 +31,24 @@ class Expected(NamedTuple):
     images: Mapping[str, Tensor] = {}  # [H, B, height, width, channels] in 0..1, by stream
 
 
+class Decoded(NamedTuple):
+    """Observations that a model makes of latent states, as those of `Expected`."""
+
+    numbers: Tensor | None
+    images: Mapping[str, Tensor]
+
+
+class Goals(NamedTuple):
+    """The goals that a hierarchy chooses at S states of windows, and what it imagines to come of them in the steps for
+    which each is pursued.
+    """
+
+    states: Sequence[int]  # numbers of those states
+    goals: Decoded  # [S, B, ...]
+    imagined: Decoded  # [S, steps, B, ...]
+    nearness: Tensor  # [S, steps + 1, B]: of the states from where each is chosen on, 1 in the goal
+
+
 @runtime_checkable
 class OpenLoopModel(Protocol):
     """An algorithm with a model of latent states."""
@@ -41,16 +59,34 @@ class OpenLoopModel(Protocol):
         """
 
 
-def windows_of(dataset: Dataset) -> Batch | None:
+@runtime_checkable
+class LatentModel(Protocol):
+    """An algorithm whose latent states can be read."""
+
+    def latent_states(self, params: dict[str, Params], batch: Batch, key: Tensor) -> Tensor:
+        """The latent state [K, B, F] of each state of windows [K, B, ...], which holds what was observed up to it."""
+
+
+@runtime_checkable
+class GoalModel(Protocol):
+    """An algorithm that chooses goals in its latent states."""
+
+    def goals(self, params: dict[str, Params], batch: Batch, context: int, key: Tensor) -> Goals | None:
+        """Its goals in windows [K, B, ...], of which it has seen `context` states before the first; None where no
+        window is long enough, or nothing decodes them.
+        """
+
+
+def windows_of(dataset: Dataset, extra: tuple[str, ...] = (), count: int = WINDOWS) -> Batch | None:
     """Windows [K, B, ...] of all of whose states the observations are known, K no longer than half of the episodes;
-    None where these are too short.
+    None where these are too short. extra: see `StateSampler`.
     """
     lengths = dataset.episode_lengths()[dataset.episode_shares() > 0.0]
     length = min(CONTEXT + HORIZON, int(lengths.median()))
     if length <= CONTEXT:
         return None
-    sampler = StateSampler(length)
-    batch = sampler(sampler.prepare(dataset), rng.make_key(0), WINDOWS)
+    sampler = StateSampler(length, extra=extra)
+    batch = sampler(sampler.prepare(dataset), rng.make_key(0), count)
     known = batch[VALID].all(1)
     return in_time(pytree.tree_map(lambda x: x[known], batch)) if known.any() else None
 

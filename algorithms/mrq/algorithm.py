@@ -20,7 +20,7 @@ from offrl.algorithm import (
     Tree,
     Update,
 )
-from offrl.algorithms.mrq.networks import ExploringActor, LatentValues, OutputPolicy, open_loop
+from offrl.algorithms.mrq.networks import ExploringActor, LatentValues, OutputPolicy, latent_states, open_loop
 from offrl.algorithms.mrq.settings import MRQConfig, fitted
 from offrl.data.samplers.states import StateSampler, StateSource, going_on, in_time, steps_of
 from offrl.families.critics.representation import ENCODERS, encoders, prediction_errors
@@ -54,6 +54,7 @@ class MRQ(Algorithm[MRQConfig]):
     )
     actor_class = ExploringActor
     open_loop = open_loop
+    latent_states = latent_states
 
     @classmethod
     def fit_config(cls, config: MRQConfig, dataset: Dataset, grid: Grid = None) -> MRQConfig:

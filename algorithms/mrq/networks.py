@@ -55,3 +55,8 @@ def open_loop(algorithm: MRQ, params: dict[str, Params], batch: Batch, context: 
         _, latent, reward = algorithm.apply("model", params["model"], pair)
         rewards.append(HEAD.mean(reward))
     return Expected(torch.stack(rewards))
+
+
+def latent_states(algorithm: MRQ, params: dict[str, Params], batch: Batch, key: Tensor) -> Tensor:
+    """See `offrl.world_models.open_loop.LatentModel`."""
+    return algorithm.latents(params, batch, slice(None))

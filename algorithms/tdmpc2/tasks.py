@@ -36,6 +36,10 @@ class ManyTasks:
         x = torch.cat([observations[..., :-1], known[..., :EMBEDDING]], -1)
         return torch.cat([self.apply("encoder", params["encoder"], x), known], -1)
 
+    def latent_states(self: Any, params: dict[str, Params], batch: Batch, key: Tensor) -> Tensor:
+        """See `offrl.world_models.open_loop.LatentModel`: without what is known of tasks."""
+        return self.encode(params, self.extra(params), batch["observations"])[..., : self.config.latent]
+
     def discount(self: Any, latents: Tensor) -> Any:
         """The discount factor, of several tasks that of each latent [..., L]: [...]."""
         return latents[..., -1] if self.config.discounts else self.config.discount

@@ -27,6 +27,7 @@ from offrl.envs.drawn import LIMIT, WORLDS, generate
 from offrl.settings.compose import compose
 from offrl.training.setup import make_algorithm
 from offrl.training.step import Step
+from offrl.world_models.probe import explained
 from offrl.world_models.recurrent.latents import Latents, LatentState
 from offrl.world_models.recurrent.networks import HEAD
 
@@ -45,7 +46,6 @@ SMALL: dict[str, Any] = {
     "warmup_steps": 100,
 }
 BEGIN, AHEAD, DRAWS = 20, 10, 8  # states seen before a prediction, steps of it, and futures it is the mean of
-RIDGE = 10.0
 HELD_OUT = 100  # episodes
 
 
@@ -104,27 +104,14 @@ def reward_error(latents: Latents, states: LatentState, episodes: Episodes) -> f
     return float(torch.stack(errors).square().mean().sqrt() / episodes.rewards.std())
 
 
-def explained(features: Tensor, targets: Tensor) -> Tensor:
-    """R^2 of each target [T, E, K] by a ridge regression on features [T, E, F]: of the second half of the episodes,
-    fitted on the first.
-    """
-    half = features.shape[1] // 2
-    (x, unseen), (y, due) = (
-        ((v[:, :half].flatten(0, 1).double()), v[:, half:].flatten(0, 1).double()) for v in (features, targets)
-    )
-    mean, centre = x.mean(0), y.mean(0)
-    x, unseen = x - mean, unseen - mean
-    weights = torch.linalg.solve(x.T @ x + RIDGE * torch.eye(x.shape[1]).double(), x.T @ (y - centre))
-    return 1.0 - (due - centre - unseen @ weights).square().mean(0) / due.var(0)
-
-
 def measured(latents: Latents, episodes: Episodes) -> list[float]:
     """The reward's error; R^2 of the angle, of the velocity and of the discs (nan without any)."""
     first = torch.zeros(episodes.rewards.shape, dtype=torch.bool)
     first[0] = True
     previous = torch.cat([torch.zeros_like(episodes.actions[:1]), episodes.actions[:-1]])
     states = latents.observe_windows({"pixels": episodes.pictures}, previous, first, rng.make_key(0)).state
-    fit = explained(states.features[BEGIN:], episodes.states[BEGIN:])
+    halves = torch.arange(HELD_OUT).chunk(2)  # of the episodes
+    fit = explained(*((states.features[BEGIN:, e], episodes.states[BEGIN:, e]) for e in halves))
     return [reward_error(latents, states, episodes), *(float(part.mean()) for part in (fit[:2], fit[2], fit[3:]))]
 
 

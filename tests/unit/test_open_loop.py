@@ -27,6 +27,7 @@ STEPS = 12  # of an episode
 SMALL = {
     "rssm": {"recurrent_width": 8, "groups": 2, "classes": 4, "width": 8, "depth": 2, "members": 1, "penalty": 0.0},
     "drama": {"recurrent_width": 8, "blocks": 4, "groups": 2, "classes": 4, "width": 8, "depth": 2},
+    "director": {"recurrent_width": 8, "groups": 2, "classes": 4, "width": 8, "depth": 2, "goal_groups": 2},
     "tdmpc2": {"hidden": [8], "latent": 8, "encoder_hidden": [8], "discount": 0.9, "episodic": False},
     "mrq": {"hidden": [8], "latent": 8, "action_latent": 4},
 }

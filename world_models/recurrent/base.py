@@ -29,7 +29,7 @@ from offrl.world_models.recurrent.latents import Latents, LatentWindows
 from offrl.world_models.recurrent.modules import model_networks
 from offrl.world_models.recurrent.networks import HEAD
 from offrl.world_models.recurrent.objectives import OBJECTIVES
-from offrl.world_models.recurrent.open_loop import open_loop
+from offrl.world_models.recurrent.open_loop import latent_states, open_loop
 from offrl.world_models.recurrent.settings import LatentConfig, check_data, check_settings
 
 ConfigT = TypeVar("ConfigT", bound=LatentConfig)
@@ -50,6 +50,7 @@ class RecurrentModel(Algorithm[ConfigT]):
     """
 
     open_loop = open_loop
+    latent_states = latent_states
 
     @classmethod
     def fit_config(cls, config: ConfigT, dataset: Dataset, grid: Grid = None) -> ConfigT:

@@ -11,7 +11,8 @@ from offrl import rng
 from offrl.algorithm import Batch, Params
 from offrl.data.samplers.states import IS_FIRST, PREVIOUS_ACTIONS, steps_of
 from offrl.nn.heads import symexp
-from offrl.world_models.open_loop import Expected
+from offrl.world_models.open_loop import Decoded, Expected
+from offrl.world_models.recurrent.latents import Latents, LatentState
 from offrl.world_models.recurrent.networks import HEAD
 
 if TYPE_CHECKING:
@@ -23,18 +24,29 @@ def open_loop(
 ) -> Expected:
     """See `offrl.world_models.open_loop.OpenLoopModel`: one future, drawn from the prior step by step."""
     latents, keys = algorithm.latents(params), rng.split(key, len(batch[IS_FIRST]))
-    known = steps_of(batch, slice(context))
-    first = torch.zeros_like(known[IS_FIRST])
-    first[0] = True  # also of windows that begin in the middle of episodes
-    windows = latents.observe_windows(known["observations"], known[PREVIOUS_ACTIONS], first, keys[0])
-    state, features = steps_of(windows.state, -1), []
+    state, features = steps_of(observed(latents, steps_of(batch, slice(context)), keys[0]), -1), []
     for action, draw in zip(batch[PREVIOUS_ACTIONS][context:], keys[context:], strict=True):
         state, _ = latents.imagine(state, action, draw)
         features.append(state.features)
     future = torch.stack(features)
     rewards = HEAD.mean(latents.apply("reward", future))
-    if "decoder" not in algorithm.model:
-        return Expected(rewards)
-    decoded = latents.apply("decoder", future)
-    images, numbers = ({}, decoded) if isinstance(decoded, Tensor) else decoded
-    return Expected(rewards, None if numbers is None else symexp(numbers), images)
+    return Expected(rewards, *decoded(latents, future)) if "decoder" in algorithm.model else Expected(rewards)
+
+
+def observed(latents: Latents, batch: Batch, key: Tensor) -> LatentState:
+    """The states [K, B] of windows [K, B, ...], which also begin in the middle of episodes."""
+    first = torch.zeros_like(batch[IS_FIRST])
+    first[0] = True
+    return latents.observe_windows(batch["observations"], batch[PREVIOUS_ACTIONS], first, key).state
+
+
+def latent_states(algorithm: RecurrentModel[Any], params: dict[str, Params], batch: Batch, key: Tensor) -> Tensor:
+    """See `offrl.world_models.open_loop.LatentModel`: what is remembered, and a sample."""
+    return observed(algorithm.latents(params), batch, key).features
+
+
+def decoded(latents: Latents, features: Tensor) -> Decoded:
+    """The observations that a model with a decoder makes of features [..., F]."""
+    result = latents.apply("decoder", features)
+    images, numbers = ({}, result) if isinstance(result, Tensor) else result
+    return Decoded(None if numbers is None else symexp(numbers), images)

@@ -18,6 +18,7 @@ from offrl.data.samplers.transitions import (
     VALID,
     Batch,
     Episodes,
+    column_of,
     draw_rows,
     weighted_stretches,
 )
@@ -65,6 +66,7 @@ class StateSampler:
     goes on into the next episode, as in Dreamer (arXiv 2301.04104), and its first state counts as an episode's first.
     past_end: strict windows may also begin at every row of an episode that ends in a terminal; its last state is
     repeated to their ends (MR.Q, arXiv 2501.16142).
+    extra: columns that are taken along; the last of L + 1 states has the values of the row before.
     Where `Dataset.weights` says so, windows are drawn in proportion to the weight of the row that they begin at; of an
     `Experience` all that were played alike.
     """
@@ -72,6 +74,7 @@ class StateSampler:
     length: int
     kind: str = "strict"
     past_end: bool = False
+    extra: tuple[str, ...] = ()
 
     @property
     def n_step(self) -> int:
@@ -97,7 +100,8 @@ class StateSampler:
         }
         table = table_of(
             dataset,
-            {name: columns[name] for name in ("observations", "next_observations", "actions", "rewards")},
+            {name: columns[name] for name in ("observations", "next_observations", "actions", "rewards")}
+            | {name: column_of(dataset, name) for name in self.extra},
             rows,
             {
                 PREVIOUS_ACTIONS: (columns["actions"], before),
