@@ -28,7 +28,7 @@ _BUILTIN = {
     "transform": "offrl.relabel",
     "reward_labels": "offrl.data.transforms.reward_labels offrl.relabel",
     "world_model": "offrl.algorithms",
-    "artifact": "offrl.training.run.artifacts offrl.report.world_model offrl.training.run.open_loop",
+    "artifact": "offrl.training.run.artifacts offrl.report.models.ensembles offrl.training.run.open_loop",
     "stop": "offrl.ope.stopping",
     "termination": "offrl.world_models.known.terminations offrl.envs",
     "reward": "offrl.world_models.known.rewards offrl.envs",

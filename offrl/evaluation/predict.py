@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -102,29 +102,35 @@ def predict(
 
 
 def critic_of(run_dir: Path, policy: TrainedPolicy, index: int) -> dict[str, Any]:
-    """The modules of critics, of costs too, of the run's replica `index`, from the checkpoint that `policy` was made
+    """The modules of critics, of costs too; see `saved_modules`."""
+    return saved_modules(run_dir, policy, index, "Q", (*policy.algorithm.traits.critic_modules, "cost_critic"))
+
+
+def saved_modules(
+    run_dir: Path, policy: TrainedPolicy, index: int, subject: str, modules: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Those modules (None: all) of the run's replica `index` that `policy` lacks, from the checkpoint that it was made
     of.
 
-    Raises UserError where that is not there.
+    Raises UserError where that is not there. subject: what it holds, for that message.
     """
     latest = files.load_latest(run_dir)
     step = int(policy.state.step)
     steps = latest[0].get("state/step") if latest is not None else None
     if latest is None or steps is None or len(steps) <= index or int(steps[index]) != step:
         raise UserError(
-            f"Q is in the checkpoint of update {step:,} under {run_dir / files.FOLDER}, which is not there: train "
-            "again, or load the run where its checkpoints are"
+            f"{subject} is in the checkpoint of update {step:,} under {run_dir / files.FOLDER}, which is not there: "
+            "train again, or load the run where its checkpoints are"
         )
     algorithm, where = policy.algorithm, str(run_dir / files.FOLDER)
     with outline(where):
         fresh = type(algorithm)(algorithm.config, algorithm.data_spec, algorithm.pretrained)
         fresh.buffers = dict  # type: ignore[method-assign]
         template = fresh.init(0).params
-    modules = dict.fromkeys((*algorithm.traits.critic_modules, "cost_critic"))
-    names = [n for n in modules if n in template and n not in policy.state.params]
+    names = [n for n in dict.fromkeys(modules or template) if n in template and n not in policy.state.params]
     saved_params = {k: v[index] for k, v in latest[0].items() if k.startswith("state/params/")}
-    critic = files.unflatten({"state": {"params": {n: template[n] for n in names}}}, saved_params, where)
-    return pytree.tree_map(lambda x: x.clone(), critic["state"]["params"])
+    result = files.unflatten({"state": {"params": {n: template[n] for n in names}}}, saved_params, where)
+    return pytree.tree_map(lambda x: x.clone(), result["state"]["params"])
 
 
 @torch.no_grad()

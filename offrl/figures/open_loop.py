@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from offrl.errors import printable
 from offrl.figures.style import COLOURS, GREY, INK, new_figure, own_settings, plain_axes, save
 from offrl.system.files import replacing
 
 PICTURE, FILM = "open_loop.png", "open_loop.gif"
 SHOWN = (0, 1, 2, 5, 10, 15, 25, 35, 45)  # steps ahead whose images are drawn
+AXIS = "steps ahead: median, and 80% of windows"
+BARS = 20  # dimensions of a probe that are drawn
 HEADINGS = {
     "rewards": "reward: error in its standard deviations",
     "numbers": "observation: error in its standard deviations",
@@ -25,20 +28,27 @@ Films = Mapping[str, Sequence[tuple[np.ndarray, np.ndarray]]]
 
 @own_settings()
 def draw(out: Path, result: Mapping[str, Any], films: Films) -> None:
-    """A panel of errors by steps ahead for rewards, numbers and each stream of images, of all models; below, for each
-    stream, what was seen of some windows, what the first model predicts, and the difference.
+    """A panel of errors by steps ahead for rewards, numbers and each stream of images, of all models, and one of what a
+    probe explains, if there is one; below, for each stream of images, what was seen of some windows, what the first
+    model predicts, and the difference.
 
     Raises UserError where the file cannot be written.
     """
     models = [model["errors"] for model in result["models"]]
     rows = [row for name in films for row in _rows(name, films[name])]
     height = 0.95 * len(rows)
-    figure, axes = new_figure("", height=3.0 + height, width=max(3.7 * len(models[0]), 9.0 if rows else 0.0))
+    panels = len(models[0]) + bool(result["probe"])
+    figure, axes = new_figure("", height=3.0 + height, width=max(3.7 * panels, 9.0 if rows else 0.0))
     axes.remove()
     parts = figure.subfigures(2, 1, height_ratios=[3.0, height]) if rows else [figure]
-    for axes, name in zip(parts[0].subplots(1, len(models[0]), squeeze=False)[0], models[0], strict=True):
+    panel = parts[0].subplots(1, panels, squeeze=False)[0]
+    for axes, name in zip(panel, models[0], strict=False):
         heading = HEADINGS.get(name, f"{name}: error of a pixel, of its range")
         _errors(axes, heading, "their mean" if name == "rewards" else "nothing changes", [m[name] for m in models])
+    panel[0].set_xlabel(f"{AXIS}\nof {printable(result['measured_on'])}", fontsize=9.5, color=INK, parse_math=False)
+    if result["probe"]:
+        r2 = np.mean([m["probe"] for m in result["models"]], 0)
+        _bars(panel[-1], f"{result['probe']}: share that latent states explain", r2)
     if rows:
         _strips(parts[1], rows)
     save(figure, out)
@@ -92,8 +102,22 @@ def _errors(axes: Any, heading: str, guess: str, models: Sequence[Mapping[str, A
         top = max(top, float(high.max()) if kind == "model" else 1.5 * float(median.max()))
     axes.set_ylim(0.0, 1.2 * top or 1.0)  # room for the legend
     axes.margins(x=0.01)
-    plain_axes(axes, "steps ahead: median, and 80% of windows", heading)
+    plain_axes(axes, AXIS, heading)
     axes.legend(frameon=False, fontsize=8.5, loc="upper left")
+
+
+def _bars(axes: Any, heading: str, r2: np.ndarray) -> None:
+    """R^2 of a column's first dimensions as bars, with the number beside each; below 0 there is none."""
+    shown = r2[:BARS]
+    lines = np.arange(len(shown))
+    axes.barh(lines, np.nan_to_num(shown.clip(0.0, 1.0)), color=COLOURS[0], height=0.62)
+    for line, value in zip(lines, shown, strict=True):
+        text = "constant" if np.isnan(value) else f"{value:.2f}"
+        axes.text(
+            0.02 + float(np.nan_to_num(np.clip(value, 0.0, 1.0))), line, text, va="center", fontsize=8.5, color=INK
+        )
+    axes.set(xlim=(0.0, 1.15), xticks=np.linspace(0.0, 1.0, 6), ylim=(len(shown) - 0.4, -0.6), yticks=lines)
+    plain_axes(axes, "R², in episodes that the regression has not seen", printable(heading), grid="x")
 
 
 def _rows(name: str, windows: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[tuple[str, Sequence[np.ndarray | None]]]:

@@ -24,8 +24,8 @@ PICTURES = {  # file -> (what it is, a caption)
     ),
     open_loop.PICTURE: (
         "Open-loop prediction",
-        "What the latent model expects of windows of the data, of whose first five states it has seen the "
-        "observations, along the recorded actions.",
+        "What the latent model expects of windows of the data that it learnt from, of whose first five states it has "
+        "seen the observations, along the recorded actions.",
     ),
 }
 

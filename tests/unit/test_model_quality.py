@@ -12,7 +12,7 @@ from offrl.cli import main as cli
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import DataSpec
 from offrl.figures import world_model as quality_plots
-from offrl.report import world_model as quality_report
+from offrl.report.models import ensembles as quality_report
 from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
 from offrl.world_models import quality

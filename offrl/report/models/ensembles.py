@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,12 +16,12 @@ from offrl.data import load_dataset
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import UserError, say
 from offrl.figures.world_model import draw
-from offrl.ope.candidates import load_again, recorded
+from offrl.ope.candidates import load_again
 from offrl.registry import register
+from offrl.report.models.data import in_units_of, reading_of
 from offrl.runs.run import SavedRun
 from offrl.runs.settings import run_settings
 from offrl.runs.tables import print_table
-from offrl.settings.compose import compose
 from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
 from offrl.system.files import file_name
@@ -79,28 +78,6 @@ class WorldModelReport:
 def about_of(identities: Sequence[str | None], dataset: Dataset) -> dict[str, Any]:
     """The models and data of a report, which is written again for any others."""
     return {"format": FORMAT, "models": list(identities), "data": dataset.fingerprint}
-
-
-def in_units_of(dataset: Dataset, spec: DataSpec) -> Dataset:
-    """Data as recorded, with rewards and observations scaled as `spec`'s data were: what a model of those can be
-    measured on.
-    """
-    columns, data_spec = dict(dataset.columns), dataset.spec
-    if (
-        data_spec.observation_mean is None
-        and spec.observation_mean is not None
-        and data_spec.observation_shape == spec.observation_shape
-    ):
-        mean, std = (
-            torch.tensor(x).reshape(spec.observation_shape) for x in (spec.observation_mean, spec.observation_std)
-        )
-        for name in ("observations", "next_observations"):
-            columns[name] = (columns[name] - mean) / std
-        data_spec = replace(data_spec, observation_mean=spec.observation_mean, observation_std=spec.observation_std)
-    if (data_spec.reward_scale, data_spec.reward_shift) == (1.0, 0.0) != (spec.reward_scale, spec.reward_shift):
-        columns["rewards"] = (columns["rewards"].double() * spec.reward_scale + spec.reward_shift).float()
-        data_spec = replace(data_spec, reward_scale=spec.reward_scale, reward_shift=spec.reward_shift)
-    return replace(dataset, columns=columns, spec=data_spec)
 
 
 def measure(
@@ -214,8 +191,7 @@ def _own_data(run_dir: Path, trained: Trained) -> Dataset:
 
 def _read(name: str, reading: Mapping[str, Any], trained: Trained) -> Dataset:
     """Other data, in the units of the model's. Raises UserError where they are of other spaces."""
-    settings = compose({**reading, "dataset": name, "algo": "bc", "experiment": "none"}).dataset
-    dataset = in_units_of(load_dataset(recorded(settings)), trained.model.spec)
+    dataset = in_units_of(load_dataset(reading_of(name, reading)), trained.model.spec)
     trained.check(dataset.spec)
     return _in_memory(dataset)
 

@@ -6,30 +6,44 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
 from offrl import rng
-from offrl.algorithm import Algorithm, Batch, select
-from offrl.data.dataset import DataSpec
+from offrl.algorithm import Algorithm, Batch, Params, select, with_settings
+from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import say
 from offrl.figures.open_loop import FILM, PICTURE, Films, draw, film
 from offrl.registry import register
 from offrl.runs.tables import print_table
+from offrl.settings.replicas import Replica
 from offrl.system.files import finite, write_text
 from offrl.training.run.artifacts import FinishedRun
 from offrl.world_models.open_loop import CONTEXT, Expected, OpenLoopModel, errors, windows_of
+from offrl.world_models.probe import halves_of, probe
 
 NUMBERS = "open_loop.json"
 FILMED = 2  # windows whose images are drawn
 SHOWN_STEPS = (1, 2, 5, 10, 20, 45)
+MOST_LINES = 20  # dimensions in the table
+LEARNT = "data that it learnt from"
+
+
+class LatentReport(NamedTuple):
+    """What is measured of latent models, and on what."""
+
+    models: Sequence[tuple[Replica, Any, dict[str, Params]]]  # each with its algorithm and parameters
+    dataset: Dataset
+    measured_on: str  # LEARNT or another such text
+    probe: str | None = None  # a column of `dataset`
 
 
 @register("artifact", "open_loop")
 class OpenLoopReport:
-    """open_loop.json, open_loop.png and open_loop.gif of a run with latent models."""
+    """open_loop.json, open_loop.png and open_loop.gif of a run with latent models, goals.png of one with goals."""
 
     after: ClassVar[tuple[str, ...]] = ()
 
@@ -38,35 +52,53 @@ class OpenLoopReport:
         return isinstance(algorithm, OpenLoopModel)
 
     @staticmethod
-    @torch.no_grad()
     def make(run: FinishedRun) -> None:
-        batch = windows_of(run.dataset.to("cpu"))
-        if batch is None:
-            if not run.quiet:
-                say(f"no {PICTURE}: half of the episodes have {CONTEXT} states or fewer")
-            return
-        models: list[dict[str, Any]] = []
-        films: Films = {}
-        for i, replica in enumerate(run.replicas):
-            expected = run.algorithm.open_loop(select(run.state, i).params, batch, CONTEXT, rng.make_key(0))
-            films = films or _films(batch, expected)
-            identity = {"name": replica.name, "seed": replica.seed, "values": dict(replica.values)}
-            models.append({**identity, "errors": errors(batch, expected)})
-        if not models:
-            return
-        states, windows = batch["actions"].shape[:2]
-        result = {"dataset": run.dataset.spec.name, "context": CONTEXT, "states": states, "windows": windows}
-        result["models"] = models
-        write_text(run.dir / NUMBERS, json.dumps(finite(result), indent=1, allow_nan=False) + "\n")
-        draw(run.dir / PICTURE, result, films)
-        if films:
-            film(run.dir / FILM, films)
-        if not run.quiet:
-            show(models, windows)
+        models = [
+            (replica, with_settings(run.algorithm, dict(replica.values)), select(run.state, i).params)
+            for i, replica in enumerate(run.replicas)
+        ]
+        if models:
+            report(run.dir, LatentReport(models, run.dataset.to("cpu"), LEARNT), run.quiet)
 
 
-def show(models: Sequence[Mapping[str, Any]], windows: int) -> None:
-    """Print the median errors, mean over models."""
+@torch.no_grad()
+def report(out: Path, subject: LatentReport, quiet: bool = False) -> list[Path]:
+    """Measure the models; write the files, print what came out, and return the files' paths: none, and a line that says
+    why, where the episodes are too short.
+    """
+    dataset = subject.dataset
+    batch = windows_of(dataset)
+    if batch is None:
+        if not quiet:
+            say(f"no {PICTURE}: half of the episodes have {CONTEXT} states or fewer")
+        return []
+    halves = halves_of(dataset, subject.probe) if subject.probe else []
+    models: list[dict[str, Any]] = []
+    films: Films = {}
+    for replica, algorithm, params in subject.models:
+        expected = algorithm.open_loop(params, batch, CONTEXT, rng.make_key(0))
+        films = films or _films(batch, expected)
+        identity = {"name": replica.name, "seed": replica.seed, "values": dict(replica.values)}
+        models.append({**identity, "errors": errors(batch, expected)})
+        if subject.probe:
+            models[-1]["probe"] = probe(algorithm, params, halves, subject.probe)
+    states, windows = batch["actions"].shape[:2]
+    result = {"dataset": dataset.spec.name, "measured_on": subject.measured_on}
+    result |= {"context": CONTEXT, "states": states, "windows": windows, "probe": subject.probe, "models": models}
+    files = [out / PICTURE, out / NUMBERS]
+    draw(files[0], result, films)
+    if films:
+        files.insert(1, out / FILM)
+        film(files[1], films)
+    write_text(out / NUMBERS, json.dumps(finite(result), indent=1, allow_nan=False) + "\n")
+    if not quiet:
+        show(result)
+    return files
+
+
+def show(result: Mapping[str, Any]) -> None:
+    """Print the median errors, mean over models, and what a probe explains."""
+    models = result["models"]
     columns: dict[str, np.ndarray] = {}
     for name in models[0]["errors"]:
         for kind, label in (("model", name), ("guess", "their mean" if name == "rewards" else "nothing changes")):
@@ -75,7 +107,15 @@ def show(models: Sequence[Mapping[str, Any]], windows: int) -> None:
     horizon = len(next(iter(columns.values())))
     steps = sorted({k for k in SHOWN_STEPS if k < horizon} | {horizon})
     rows = [[str(k), *(f"{x[k - 1]:.3f}" for x in columns.values())] for k in steps]
-    print_table(["steps", *columns], rows, f"open-loop predictions: median error of {windows} windows of the data")
+    data = f"{result['measured_on']} ({result['dataset']})"
+    print_table(
+        ["steps", *columns], rows, f"open-loop predictions: median error of {result['windows']} windows of {data}"
+    )
+    if result["probe"]:
+        r2 = np.mean([m["probe"] for m in models], 0)
+        rows = [[f"{result['probe']}[{i}]", "-" if np.isnan(x) else f"{x:.3f}"] for i, x in enumerate(r2[:MOST_LINES])]
+        note = f", the first {MOST_LINES} of {len(r2)} dimensions" if len(r2) > MOST_LINES else ""
+        print_table(["", "R2"], rows, f"linear probe of latent states, fitted on every other episode{note}")
 
 
 def _films(batch: Batch, expected: Expected) -> Films:
