@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from offrl import rng
 from offrl.algorithm import Batch, Metrics, Params, TrainState, Tree, Update
 from offrl.algorithms.director.actor import DirectorActor
+from offrl.algorithms.director.goals import goals
 from offrl.algorithms.director.hierarchy import abstract, coded, entropy_shares, manager_log_probs, max_cosine, segments
 from offrl.algorithms.director.imagination import Journey, journey_from
 from offrl.algorithms.director.scales import correction, deviation, followed, policy_loss
@@ -45,6 +46,7 @@ class Director(RecurrentModel[DirectorConfig]):
         policy_modules=("encoder", "dynamics", "posterior", "manager", "goal_decoder", "actor"),
     )
     actor_class = DirectorActor
+    goals = goals
 
     def modules(self) -> dict[str, nn.Module]:
         c, model = self.config, self.model_modules()

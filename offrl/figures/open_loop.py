@@ -50,7 +50,7 @@ def draw(out: Path, result: Mapping[str, Any], films: Films) -> None:
         r2 = np.mean([m["probe"] for m in result["models"]], 0)
         _bars(panel[-1], f"{result['probe']}: share that latent states explain", r2)
     if rows:
-        _strips(parts[1], rows)
+        strips(parts[1], rows, ["last seen" if k == 0 else f"+{k}" for k in SHOWN])
     save(figure, out)
 
 
@@ -133,14 +133,15 @@ def _rows(name: str, windows: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[t
     return rows
 
 
-def _strips(figure: Any, rows: Sequence[tuple[str, Sequence[np.ndarray | None]]]) -> None:
+def strips(figure: Any, rows: Sequence[tuple[str, Sequence[np.ndarray | None]]], headings: Sequence[str]) -> None:
+    """Rows of images, each with its label; None: nothing is drawn. headings: of the columns."""
     grid = figure.subplots(len(rows), len(rows[0][1]), squeeze=False)
     for number, (line, (label, images)) in enumerate(zip(grid, rows, strict=True)):
-        for step, axes, image in zip(SHOWN, line, images, strict=False):
+        for heading, axes, image in zip(headings, line, images, strict=False):
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_visible(False)
             if image is not None:
                 axes.imshow(image[..., 0] if image.shape[-1] != 3 else image, cmap="gray", vmin=0.0, vmax=1.0)
             if number == 0:
-                axes.set_title("last seen" if step == 0 else f"+{step}", fontsize=9, color=INK)
+                axes.set_title(heading, fontsize=9, color=INK)
         line[0].set_ylabel(label, rotation=0, ha="right", va="center", fontsize=9, color=INK)

@@ -27,7 +27,7 @@ STEPS = 12  # of an episode
 SMALL = {
     "rssm": {"recurrent_width": 8, "groups": 2, "classes": 4, "width": 8, "depth": 2, "members": 1, "penalty": 0.0},
     "drama": {"recurrent_width": 8, "blocks": 4, "groups": 2, "classes": 4, "width": 8, "depth": 2},
-    "director": {"recurrent_width": 8, "groups": 2, "classes": 4, "width": 8, "depth": 2, "goal_groups": 2},
+    "director": {"recurrent_width": 8, "groups": 2, "classes": 4, "width": 8, "depth": 2, "goal_steps": 2},
     "tdmpc2": {"hidden": [8], "latent": 8, "encoder_hidden": [8], "discount": 0.9, "episodic": False},
     "mrq": {"hidden": [8], "latent": 8, "action_latent": 4},
 }
@@ -144,6 +144,34 @@ def test_the_files_of_a_run(images: bool, tmp_path: Path, pictures: dict[str, An
             assert animation.n_frames == 1 + STEPS - CONTEXT
     shown = len(("last seen", 1, 2, 5))  # of 7 steps
     assert len(pictures["open_loop.png"].axes) == len(kinds) + images * 2 * 3 * shown
+
+
+@torch.no_grad()
+def test_goals_are_chosen_from_what_was_seen_until_then() -> None:
+    dataset = episodes()
+    algorithm: Any
+    algorithm, state = small("director", dataset)
+    batch = windows_of(dataset)
+    assert batch is not None
+    one = algorithm.goals(state.params, batch, CONTEXT, rng.make_key(0))
+    assert list(one.states) == [4, 6, 8]  # of 12, each pursued for 2 steps
+    windows = batch["rewards"].shape[1]
+    assert one.goals.numbers.shape == (3, windows, 3) and one.imagined.numbers.shape == (3, 2, windows, 3)
+    assert one.nearness.shape == (3, 3, windows) and float(one.nearness.abs().max()) <= 1.0
+    other = algorithm.goals(state.params, changed(batch, "observations", 6), CONTEXT, rng.make_key(0))
+    same = [torch.equal(a, b) for a, b in zip(one.nearness, other.nearness, strict=True)]
+    assert same == [True, False, False]
+    assert algorithm.goals(state.params, {k: x[:6] for k, x in batch.items()}, CONTEXT, rng.make_key(0)) is None
+
+
+@pytest.mark.parametrize("images", [False, True])
+def test_the_picture_of_goals(images: bool, tmp_path: Path, pictures: dict[str, Any]) -> None:
+    dataset = episodes(images)
+    algorithm, state = small("director", dataset)
+    OpenLoopReport.make(FinishedRun(tmp_path, algorithm, dataset, [Replica(0)], stack([state]), "auto", True))
+    (model,) = json.loads((tmp_path / "open_loop.json").read_text())["models"]
+    assert len(model["nearness"]) == 3
+    assert len(pictures["goals.png"].axes) == 3 * 2 + images * 2 * 4 * 3
 
 
 def test_short_episodes_have_no_windows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

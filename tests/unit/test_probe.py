@@ -35,7 +35,7 @@ def test_halves_are_of_different_episodes_and_carry_the_column() -> None:
     assert first == {0.0, 2.0, 4.0, 6.0, 8.0} and second == {1.0, 3.0, 5.0, 7.0, 9.0}
     with pytest.raises(UserError, match="a probe needs two episodes of more than 5 states"):
         halves_of(episodes(steps=CONTEXT), "rewards")
-    with pytest.raises(UserError, match="needs the column 'reward', which the data lack. Did you mean 'rewards'"):
+    with pytest.raises(UserError, match=r"needs the column 'reward', which the data lack\. Did you mean 'rewards'"):
         halves_of(dataset, "reward")
 
 
