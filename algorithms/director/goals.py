@@ -37,7 +37,7 @@ def goals(algorithm: Director, params: dict[str, Params], batch: Batch, context:
         visited = [at.features]
         for draw in rng.split(draws, c.goal_steps):
             dist = latents.apply("actor", torch.cat([at.features, goal], -1))
-            at, _ = latents.imagine(at, algorithm.policy.mode(dist), draw)  # type: ignore[operator]
+            at, _ = latents.imagine(at, algorithm.policy.mode(dist), draw)
             visited.append(at.features)
         journeys.append(torch.stack(visited))
     goal, journey = torch.stack(chosen), torch.stack(journeys)

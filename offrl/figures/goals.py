@@ -36,7 +36,7 @@ def draw(out: Path, states: Sequence[int], numbers: Shown | None, images: Mappin
     ]
     lines = 0 if numbers is None else min(DIMENSIONS, numbers.goals.shape[-1])
     heights = [0.9 + 1.5 * lines] * bool(lines) + [0.95 * len(rows)] * bool(rows)
-    figure, axes = new_figure("", height=sum(heights), width=9.5)
+    figure, axes = new_figure("", height=sum(heights), width=9.5 if lines else 1.8 + 1.1 * len(states))
     axes.remove()
     parts = list(np.atleast_1d(figure.subfigures(len(heights), 1, height_ratios=heights)))
     if numbers is not None:

@@ -112,7 +112,7 @@ def _bars(axes: Any, heading: str, r2: np.ndarray) -> None:
     lines = np.arange(len(shown))
     axes.barh(lines, np.nan_to_num(shown.clip(0.0, 1.0)), color=COLOURS[0], height=0.62)
     for line, value in zip(lines, shown, strict=True):
-        text = "constant" if np.isnan(value) else f"{value:.2f}"
+        text = "constant" if np.isnan(value) else f"{value.round(2) + 0.0:.2f}"
         axes.text(
             0.02 + float(np.nan_to_num(np.clip(value, 0.0, 1.0))), line, text, va="center", fontsize=8.5, color=INK
         )

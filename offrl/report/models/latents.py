@@ -15,7 +15,7 @@ from offrl.data import load_dataset
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.fit import check_columns
 from offrl.data.raw.infer import listed
-from offrl.errors import UserError, say
+from offrl.errors import UserError, nearest, say
 from offrl.evaluation.predict import saved_modules
 from offrl.ope.candidates import load_again
 from offrl.report.models.data import in_units_of, reading_of
@@ -49,11 +49,13 @@ def report_again(
     files; None: the run's, or one in it. Raises UserError.
     """
     run = SavedRun(name)
+    learnt_from = _own_settings(run)
+    if dataset is None and learnt_from is None:
+        raise UserError(f"{run.dir} is a fine-tuning run; name the data to measure its model on: dataset=NAME")
     models = _models(run)
-    spec, learnt_from = models[0][1].data_spec, _own_settings(run)
+    spec = models[0][1].data_spec
     if dataset is None:
-        if learnt_from is None:
-            raise UserError(f"{run.dir} is a fine-tuning run; name the data to measure its model on: dataset=NAME")
+        assert learnt_from is not None
         settings, measured_on, folder = learnt_from, LEARNT, run.dir
         data = load_again(run, settings, quiet=True)
     else:
@@ -105,9 +107,8 @@ def _check(expected: DataSpec, spec: DataSpec, run: SavedRun) -> None:
             f"{run.dir} was trained on {run.dataset} with {shapes[0]}; {spec.name} has {shapes[1]}: name data of the "
             "same spaces"
         )
-    ranges = [(s.action_low, s.action_high) for s in (expected, spec)]
-    if not np.allclose(*ranges):
-        low, high = (listed(np.array(bound)) for bound in ranges[0])
+    if not np.allclose(expected.action_bounds, spec.action_bounds):
+        low, high = map(listed, expected.action_bounds)
         raise UserError(
             f"{run.dir} was trained with another range of actions than {spec.name} has: dataset.action_low={low} "
             f"dataset.action_high={high} reads them alike"
@@ -118,7 +119,8 @@ def _check(expected: DataSpec, spec: DataSpec, run: SavedRun) -> None:
 def _spaces(spec: DataSpec) -> str:
     shapes = {"numbers": spec.observation_shape, **{s.name: s.shape for s in spec.streams}}
     observations = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in shapes.items() if shape != (0,))
-    return f"observations {observations} and {spec.action_dim} action dimensions"
+    actions = f"{spec.num_actions} choices of action" if spec.discrete else f"{spec.action_dim} action dimensions"
+    return f"observations {observations} and {actions}"
 
 
 def _with_column(dataset: Dataset, settings: DatasetConfig, column: str) -> Dataset:
@@ -126,4 +128,9 @@ def _with_column(dataset: Dataset, settings: DatasetConfig, column: str) -> Data
     if column in dataset.columns:
         return dataset
     columns = load_dataset(replace(settings, fields={**settings.fields, PROBED: column}), "cpu", True).columns
+    if PROBED not in columns:  # data that no file holds have no further columns
+        raise UserError(
+            f"{dataset.spec.name} has no column '{column}' to probe for.{nearest(column, dataset.columns)} It has: "
+            f"{', '.join(dataset.columns)}"
+        )
     return replace(dataset, columns={**dataset.columns, column: columns[PROBED]})

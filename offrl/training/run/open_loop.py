@@ -101,7 +101,7 @@ def report(out: Path, subject: LatentReport, quiet: bool = False) -> list[Path]:
             models[-1]["nearness"] = chosen.nearness.mean((0, 2)).tolist()
             goals = chosen if goals is None else goals
     states, windows = batch["actions"].shape[:2]
-    result = {"dataset": dataset.spec.name, "measured_on": subject.measured_on}
+    result: dict[str, Any] = {"dataset": dataset.spec.name, "measured_on": subject.measured_on}
     result |= {"context": CONTEXT, "states": states, "windows": windows, "probe": subject.probe, "models": models}
     files = [out / PICTURE, out / NUMBERS]
     draw(files[0], result, films)
