@@ -64,7 +64,8 @@ def probe(algorithm: LatentModel, params: dict[str, Params], halves: list[Batch]
         features = algorithm.latent_states(params, batch, rng.make_key(0))[CONTEXT - 1 :]
         rows = ~batch[IS_LAST][CONTEXT - 1 :]  # of an episode's last state a column has no value
         pairs.append((features[rows], _targets(batch, column)[CONTEXT - 1 :][rows]))
-    return explained(*pairs).tolist()
+    unit = pairs[0][0].double().var(0).mean().sqrt().clamp(min=1e-12)  # in which the ridge is as large for any model
+    return explained(*((features / unit, targets) for features, targets in pairs)).tolist()
 
 
 def _targets(batch: Batch, column: str) -> Tensor:

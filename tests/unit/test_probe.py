@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,6 +53,20 @@ def test_models_are_probed_for_columns(name: str, column: str) -> None:
     assert states.shape[:2] == halves[0]["rewards"].shape and len(states) == STEPS
     r2 = probe(algorithm, state.params, halves, column)  # type: ignore[arg-type]
     assert len(r2) == (3 if column == "observations" else 1) and np.isfinite(r2).all()
+
+
+def test_a_probe_does_not_depend_on_the_size_of_latent_states() -> None:
+    dataset = episodes()
+
+    class Scaled:
+        def __init__(self, size: float) -> None:
+            self.size = size
+
+        def latent_states(self, params: Any, batch: Any, key: Any) -> torch.Tensor:
+            return self.size * batch["observations"]
+
+    one, other = (probe(Scaled(size), {}, halves_of(dataset, "rewards"), "rewards") for size in (1.0, 0.01))
+    assert one == pytest.approx(other, abs=1e-6)
 
 
 @torch.no_grad()
