@@ -60,7 +60,7 @@ class OpenLoopModel(Protocol):
 
 
 @runtime_checkable
-class LatentModel(Protocol):
+class ProbedModel(Protocol):
     """An algorithm whose latent states can be read."""
 
     def latent_states(self, params: dict[str, Params], batch: Batch, key: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from offrl.algorithm import Batch, Params
 from offrl.data.dataset import Dataset
 from offrl.data.samplers.states import IS_LAST
 from offrl.errors import UserError
-from offrl.world_models.open_loop import CONTEXT, LatentModel, numbers_of, windows_of
+from offrl.world_models.open_loop import CONTEXT, ProbedModel, numbers_of, windows_of
 
 WINDOWS = 128  # of each half of the episodes
 RIDGE = 10.0
@@ -54,7 +54,7 @@ def halves_of(dataset: Dataset, column: str) -> list[Batch]:
     return parts
 
 
-def probe(algorithm: LatentModel, params: dict[str, Params], halves: list[Batch], column: str) -> list[float]:
+def probe(algorithm: ProbedModel, params: dict[str, Params], halves: list[Batch], column: str) -> list[float]:
     """R^2 of each dimension of a column by the latent state, of one half of the episodes, fitted on the other.
 
     Raises UserError for a column of no numbers.

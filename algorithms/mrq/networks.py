@@ -58,5 +58,5 @@ def open_loop(algorithm: MRQ, params: dict[str, Params], batch: Batch, context: 
 
 
 def latent_states(algorithm: MRQ, params: dict[str, Params], batch: Batch, key: Tensor) -> Tensor:
-    """See `offrl.world_models.open_loop.LatentModel`."""
+    """See `offrl.world_models.open_loop.ProbedModel`."""
     return algorithm.latents(params, batch, slice(None))

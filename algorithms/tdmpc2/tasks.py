@@ -37,7 +37,7 @@ class ManyTasks:
         return torch.cat([self.apply("encoder", params["encoder"], x), known], -1)
 
     def latent_states(self: Any, params: dict[str, Params], batch: Batch, key: Tensor) -> Tensor:
-        """See `offrl.world_models.open_loop.LatentModel`: without what is known of tasks."""
+        """See `offrl.world_models.open_loop.ProbedModel`: without what is known of tasks."""
         return self.encode(params, self.extra(params), batch["observations"])[..., : self.config.latent]
 
     def discount(self: Any, latents: Tensor) -> Any:

@@ -46,7 +46,7 @@ look at what came out
   offrl evaluate runs/NAME           score a run's policies again (episodes=100 seed=1 env=Hopper-v5), or film them (video=true)
   offrl select runs/NAME ...         rank checkpoints and policies by the data alone
   offrl adapt runs/NAME              let policies of algo=dpt or meta_dt learn tasks in context that are in no data
-  offrl model runs/NAME              how good a world model is (of algo=dynamics), on its own data or dataset=OTHER; ood=OTHER
+  offrl model runs/NAME              how good a world model is, on its own data or dataset=OTHER; ood=OTHER, probe=COLUMN
   offrl export runs/NAME             a policy as ONNX, or for torch.export (format=pt2)
   offrl distill runs/NAME into=tree  a tree, a formula or a small network that imitates its policies; as C code too
 

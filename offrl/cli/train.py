@@ -11,7 +11,7 @@ from offrl.runs.paths import check_run
 from offrl.settings.field import describe
 from offrl.settings.train import TrainConfig
 
-PICTURES = ("learning_curve.png", "grid.png", "goal_map.png", "model.png", "open_loop.png")
+PICTURES = ("learning_curve.png", "grid.png", "goal_map.png", "model.png", "open_loop.png", "goals.png")
 WRITTEN = ("scores.csv", "metrics.jsonl", *PICTURES, "policies", "models", "tensorboard")
 
 

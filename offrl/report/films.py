@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from offrl.figures import goal_map, open_loop
+from offrl.figures import goal_map, goals, open_loop
 from offrl.report.context import ReportContext, count
 from offrl.report.page import escape
 from offrl.runs.run import SavedRun
@@ -26,6 +26,10 @@ PICTURES = {  # file -> (what it is, a caption)
         "Open-loop prediction",
         "What the latent model expects of windows of the data that it learnt from, of whose first five states it has "
         "seen the observations, along the recorded actions.",
+    ),
+    goals.PICTURE: (
+        "Manager goal",
+        "What the manager asks for in states of the data, as the model decodes it, and the worker's way in imagination.",
     ),
 }
 

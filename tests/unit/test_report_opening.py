@@ -302,7 +302,10 @@ def test_large_films_and_files_of_others_stay_out(tmp_path: Path, monkeypatch: p
     assert "data:video" not in (tmp_path / "out" / "index.html").read_text() and "Hopper-v5-seed0-episode0.mp4" in text
 
 
-@pytest.mark.parametrize("name, kind", [("goal_map.png", "Goal map"), ("open_loop.png", "Open-loop prediction")])
+@pytest.mark.parametrize(
+    "name, kind",
+    [("goal_map.png", "Goal map"), ("open_loop.png", "Open-loop prediction"), ("goals.png", "Manager goal")],
+)
 def test_pictures_of_runs_stand_in_the_page(name: str, kind: str, tmp_path: Path) -> None:
     from offrl.figures import style
 

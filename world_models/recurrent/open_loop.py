@@ -41,7 +41,7 @@ def observed(latents: Latents, batch: Batch, key: Tensor) -> LatentState:
 
 
 def latent_states(algorithm: RecurrentModel[Any], params: dict[str, Params], batch: Batch, key: Tensor) -> Tensor:
-    """See `offrl.world_models.open_loop.LatentModel`: what is remembered, and a sample."""
+    """See `offrl.world_models.open_loop.ProbedModel`: what is remembered, and a sample."""
     return observed(algorithm.latents(params), batch, key).features
 
 

@@ -59,8 +59,8 @@ def report_again(
         settings, measured_on, folder = learnt_from, LEARNT, run.dir
         data = load_again(run, settings, quiet=True)
     else:
-        seen = {f"dataset.{name}": getattr(spec, name) for name in SEEN}
-        settings = reading_of(dataset, {**seen, **reading})
+        view = {f"dataset.{name}": getattr(spec, name) for name in SEEN}
+        settings = reading_of(dataset, {**view, **reading})
         data = load_dataset(settings)
         _check(spec, data.spec, run)
         measured_on = UNKNOWN if data.fingerprint == run.fingerprint else UNSEEN
@@ -81,8 +81,8 @@ def _models(run: SavedRun) -> list[tuple[Replica, Any, dict[str, Params]]]:
     for index, replica in enumerate(run.replicas):
         if replica not in diverged:
             policy = run.load_policy(replica, "cpu")
-            others = saved_modules(run.dir, policy, index, "its model")
-            models.append((replica, policy.algorithm, {**policy.state.params, **others}))
+            unused = saved_modules(run.dir, policy, index, "its model")
+            models.append((replica, policy.algorithm, {**policy.state.params, **unused}))
     if not models:
         raise UserError(f"{run.dir}: all seeds diverged, so that there is no model to measure")
     return models
@@ -93,10 +93,10 @@ def _own_settings(run: SavedRun) -> DatasetConfig | None:
     return None if run.record.get("kind") == "finetune" else run_settings(run.dir).dataset
 
 
-def _other_part(own: DatasetConfig, other: DatasetConfig) -> bool:
-    """Whether one dataset was split, and these are its two parts."""
-    alike = (own.name, own.split, own.split_seed) == (other.name, other.split, other.split_seed)
-    return alike and own.split_part != other.split_part
+def _other_part(trained_on: DatasetConfig, other: DatasetConfig) -> bool:
+    """Whether the same data were split, and these are the two parts."""
+    sources = [(c.name, c.concatenate, c.split, c.split_seed) for c in (trained_on, other)]
+    return sources[0] == sources[1] and trained_on.split_part != other.split_part
 
 
 def _check(expected: DataSpec, spec: DataSpec, run: SavedRun) -> None:
