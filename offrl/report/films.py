@@ -29,7 +29,7 @@ PICTURES = {  # file -> (what it is, a caption)
     ),
     goals.PICTURE: (
         "Manager goal",
-        "What the manager asks for in states of the data, as the model decodes it, and the worker's way in imagination.",
+        "What the manager asks for in states of the data, as the model decodes it, and the worker's imagined way.",
     ),
 }
 
