@@ -25,6 +25,7 @@ from offrl.families.sequence import masked_mean
 from offrl.registry import register
 from offrl.world_models.recurrent.base import TRAITS, RecurrentModel
 from offrl.world_models.recurrent.latents import LatentWindows
+from offrl.world_models.recurrent.modules import feature_size
 from offrl.world_models.recurrent.networks import HEAD, BoundedNormal, head
 from offrl.world_models.recurrent.returns import imagined_returns
 
@@ -50,7 +51,7 @@ class Director(RecurrentModel[DirectorConfig]):
         c, model = self.config, self.model_modules()
         check_hierarchy(c)
         code, recurrent, width = c.goal_groups * c.goal_classes, c.recurrent_width, c.width
-        features = recurrent + c.groups * c.classes
+        features = feature_size(c)
         critics = dict.fromkeys(CRITICS, features) | {"goal_critic": features + recurrent}
         return {
             **model,

@@ -19,7 +19,8 @@ from offrl.data.samplers.states import ARRIVAL_REWARDS, IS_FIRST, IS_TERMINAL, P
 from offrl.families.sequence import masked_mean
 from offrl.nn.heads import symlog
 from offrl.nn.policies import gaussian_log_prob
-from offrl.world_models.recurrent.latents import Latents, LatentWindows, kl, one_head
+from offrl.world_models.recurrent.distributions import one_head
+from offrl.world_models.recurrent.latents import Latents, LatentWindows
 from offrl.world_models.recurrent.networks import HEAD
 
 LOG_STD = (-2.0, 2.0)  # of actions told from states
@@ -53,7 +54,10 @@ def bottleneck(
     """
     c, valid = latents.config, batch[VALID]
     prior, ahead, share = one_head(windows.prior, key), c.dynamics_weight, c.representation_weight
-    forward, backward = kl(windows.posterior.detach(), prior), kl(windows.posterior, prior.detach())
+    forward, backward = (
+        latents.kind.kl(windows.posterior.detach(), prior),
+        latents.kind.kl(windows.posterior, prior.detach()),
+    )
     excess = masked_mean(ahead * forward + share * backward, valid) / (ahead + share) - c.kl_limit
     log_weight = params["multiplier"]["log"]
     weight = log_weight.detach().exp()
@@ -106,8 +110,8 @@ def balanced_kl(latents: Latents, windows: LatentWindows, batch: Batch, key: Ten
     its mean.
     """
     c, valid, prior = latents.config, batch[VALID], one_head(windows.prior, key)
-    divergence = kl(windows.posterior.detach(), prior)
-    representation = kl(windows.posterior, prior.detach())
+    divergence = latents.kind.kl(windows.posterior.detach(), prior)
+    representation = latents.kind.kl(windows.posterior, prior.detach())
     if c.free_bits_of == "mean":
         divergences = [masked_mean(x, valid).clamp(min=c.free_bits) for x in (divergence, representation)]
     else:

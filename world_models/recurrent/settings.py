@@ -41,8 +41,14 @@ class LatentConfig:
     )
     scan_layers: int = setting(2, "scan: layers", low=1)
     scan_states: int = setting(16, "scan: numbers that are kept of each of twice recurrent_width", low=1)
-    groups: int = setting(32, "categorical variables of a latent state", low=1)
-    classes: int = setting(4, "values of each of them", low=2)
+    latents: str = setting(
+        "classes",
+        "what a latent sample is made of: classes of several groups (DreamerV2), or normal numbers (PlaNet, DreamerV1)",
+        choices=("classes", "gaussian"),
+    )
+    groups: int = setting(32, "latents=classes: categorical variables of a latent state", low=1)
+    classes: int = setting(4, "latents=classes: values of each of them", low=2)
+    latent: int = setting(30, "latents=gaussian: numbers of a latent sample", low=1)
     width: int = setting(64, "width of all other layers", low=1)
     depth: int = setting(
         4, "images: unit of the channels of the encoder dreamer and of the decoder (DreamerV3's size12m: 16)", low=1
@@ -66,7 +72,10 @@ class LatentConfig:
         choices=("state", "mean"),
     )
     unimix: float = setting(
-        0.01, "share of the uniform distribution in each categorical (DreamerV2: 0)", low=0.0, high=1.0
+        0.01,
+        "latents=classes: share of the uniform distribution in each categorical (DreamerV2: 0)",
+        low=0.0,
+        high=1.0,
     )
     kl_limit: float = setting(
         3.0, "bottleneck: largest mean KL divergence of posterior and prior, in nats a state", low=0.0
