@@ -22,6 +22,7 @@ from offrl.data.samplers.states import StateSampler
 from offrl.errors import UserError
 from offrl.nn.heads import symlog
 from offrl.optim import LaProp
+from offrl.settings.compose import compose
 from offrl.settings.train import TrainConfig
 from offrl.training.setup import make_algorithm
 from offrl.world_models.recurrent.distributions import Classes, Normals, drawn_classes, kl, one_head
@@ -420,6 +421,31 @@ def test_what_the_model_predicts() -> None:
             con.append(-target * p.log() - (1 - target) * (1 - p).log())
     for name, parts in (("reconstruction", rec), ("reward", rew), ("continuation", con)):
         assert float(metrics[f"model/{name}"]) == pytest.approx(float(torch.stack(parts).mean()), rel=1e-4), name
+
+
+@pytest.mark.parametrize("latents", ["classes", "gaussian"])
+def test_a_model_that_learns_from_rewards_and_ends_alone(latents: str) -> None:
+    """Without an objective: the same losses, but what is drawn again trains the decoder and nothing else."""
+    algorithm, state = make(objective="none", latents=latents, latent=5)
+    batch = a_batch()
+    params = {n: {k: v.clone().requires_grad_() for k, v in p.items()} for n, p in state.params.items()}
+    windows = observed(algorithm, params, batch)
+    loss, metrics = model_loss(algorithm, params, windows, batch)
+    kind, valid, prior = algorithm.latents(params).kind, batch["valid"], windows.prior[:, :, 0]
+    free = 1.1 * kind.kl(windows.posterior, prior).clamp(min=1.0)[valid].mean()
+    decoded = algorithm.apply("decoder", params["decoder"], windows.state.features)
+    drawing = (decoded - symlog(batch["observations"])).square().sum(-1)[valid].mean()
+    rest = metrics["model/reward"] + metrics["model/continuation"]
+    assert float(loss.detach()) == pytest.approx(float((free + rest + drawing).detach()), rel=1e-5)
+    torch.testing.assert_close(metrics["model/reconstruction"], drawing)
+    for got, other in zip(gradients(loss, params["decoder"]), gradients(drawing, params["decoder"]), strict=True):
+        torch.testing.assert_close(got, other)
+    balanced, _ = balanced_kl(algorithm.latents(params), windows, batch, rng.make_key(0))
+    for module in ("encoder", "dynamics", "posterior", "prior"):
+        learnt = gradients(balanced + rest, params[module])
+        torch.testing.assert_close(gradients(loss, params[module]), learnt)
+        assert all(g is None or not g.any() for g in gradients(metrics["model/reconstruction"], params[module]))
+        assert any(g is not None and g.any() for g in learnt), module
 
 
 # ---- the bottleneck
@@ -821,6 +847,30 @@ def test_acting_remembers(core: str, kind: str) -> None:
 
 
 # ---- settings
+
+
+def test_settings_that_do_nothing_are_refused() -> None:
+    for name, value, reason, cure in (
+        ("groups", 8, "latents=gaussian", "latents=classes"),
+        ("classes", 8, "latents=gaussian", "latents=classes"),
+        ("unimix", 0.1, "latents=gaussian", "latents=classes"),
+        ("latent", 8, "latents=classes", "latents=gaussian"),
+        ("scan_layers", 3, "core=gru", "core=scan"),
+        ("kl_limit", 1.0, "objective=none", "objective=bottleneck"),
+        ("multiplier_learning_rate", 1.0, "objective=none", "objective=bottleneck or information"),
+        ("free_bits", 2.0, "objective=bottleneck", "objective=reconstruction or information or none"),
+    ):
+        setting, given = reason.split("=")
+        values = {"algo": "rssm", f"algo.{setting}": given, f"algo.{name}": value}
+        with pytest.raises(UserError) as error:
+            compose(values)
+        assert str(error.value) == (
+            f"algo.{name}={value} does nothing with algo.{reason}; leave it out, or set algo.{cure}"
+        )
+        del values[f"algo.{name}"]
+        compose(values)
+    compose({"algo": "director", "algo.latents": "gaussian", "algo.unimix": 0.1})  # its goals' codes are classes
+    compose({"algo": "infopower", "algo.free_bits": 2.0, "algo.multiplier_learning_rate": 1.0})
 
 
 def test_refusals() -> None:

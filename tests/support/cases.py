@@ -279,7 +279,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"objective": "information", "empowerment_weight": 0.1},
         {"actor_gradient": "model", "penalty_unit": "one", "free_bits_of": "mean", "unimix": 0.0},
         {"core": "scan", "scan_states": 3},
-        {"latents": "gaussian", "latent": 6, "actor_gradient": "model"},
+        {"latents": "gaussian", "latent": 6, "actor_gradient": "model", "objective": "none"},
     ],
     "director": [
         {
