@@ -27,7 +27,8 @@ from offrl.settings.train import TrainConfig
 from offrl.training.setup import make_algorithm
 from offrl.world_models.recurrent.distributions import Classes, Normals, drawn_classes, kl, one_head
 from offrl.world_models.recurrent.latents import LatentState, LatentWindows
-from offrl.world_models.recurrent.networks import HEAD, BlockGRU, BlockLinear, BoundedNormal, PriorHeads, gated, head
+from offrl.world_models.recurrent.modules import model_networks
+from offrl.world_models.recurrent.networks import HEAD, BlockGRU, BlockLinear, BoundedNormal, gated
 from offrl.world_models.recurrent.objectives import OBJECTIVES, action_log_prob, balanced_kl, contrastive, squared_error
 from offrl.world_models.recurrent.returns import lambda_returns
 
@@ -213,16 +214,25 @@ def test_a_step_of_the_recurrent_network() -> None:
     torch.testing.assert_close(gru(h, z, a), torch.cat(expected, -1), rtol=1e-5, atol=1e-6)
 
 
-def test_published_size() -> None:
-    """size1m: recurrent network, prior and posterior without an embedding, 6 actions."""
-    c = RSSMConfig()
-    sample, width = c.groups * c.classes, c.width
-    nets = [
-        BlockGRU(c.recurrent_width, sample, 6, width, c.blocks),
-        PriorHeads(1, c.recurrent_width, width, sample),
-        head(c.recurrent_width, width, 1, sample),
-    ]
-    assert sum(p.numel() for net in nets for p in net.parameters()) == 360_320
+@pytest.mark.parametrize(
+    ("expected", "sizes"),
+    [
+        pytest.param(360_320, (), id="size1m"),
+        pytest.param(5_717_504, (2048, 256, 16), id="size12m"),
+        pytest.param(12_852_480, (3072, 384, 24), id="size25m"),
+        pytest.param(22_838_272, (4096, 512, 32), id="size50m"),
+        pytest.param(51_362_304, (6144, 768, 48), id="size100m"),
+        pytest.param(91_289_600, (8192, 1024, 64), id="size200m"),
+    ],
+)
+def test_published_sizes(expected: int, sizes: tuple[int, ...]) -> None:
+    """Recurrent network, prior and posterior without what reads the embedding, for 6 actions."""
+    settings = dict(zip(("recurrent_width", "width", "classes"), sizes, strict=False))
+    c = RSSMConfig(members=1, **settings)  # type: ignore[arg-type]
+    with torch.device("meta"):
+        networks = model_networks(c, DataSpec((OBS,), 6, action_low=(-1.0,) * 6, action_high=(1.0,) * 6))
+    counts = [p.numel() for name in ("dynamics", "prior", "posterior") for p in networks[name].parameters()]
+    assert sum(counts) - c.width**2 == expected
 
 
 def test_lambda_returns() -> None:
@@ -235,6 +245,18 @@ def test_lambda_returns() -> None:
         ((1.9, 3.35, 4.8), alive, on, 0.0),
     ):
         torch.testing.assert_close(lambda_returns(rewards, values, x, y, decay), torch.tensor(expected))
+
+
+def test_without_decay_a_return_is_the_discounted_sum_and_the_last_value() -> None:
+    g = torch.Generator().manual_seed(0)
+    rewards, values = torch.randn(6, 3, generator=g), torch.randn(6, 3, generator=g)
+    alive = torch.rand(6, 3, generator=g)
+    found = lambda_returns(rewards, values, alive, torch.ones(6, 3), 1.0)
+    for t in range(5):
+        following = values[-1]
+        for i in range(5, t, -1):
+            following = rewards[i] + alive[i] * following
+        torch.testing.assert_close(found[t], following)
 
 
 def test_disagreement_of_heads() -> None:
@@ -768,6 +790,20 @@ def test_what_trains_what() -> None:
     for module in algorithm.model:
         assert all(g is not None and g.any() for g in gradients(model, params[module])), module
     assert all(g is None for g in gradients(model, params["actor"]))
+
+
+@pytest.mark.parametrize("objective", ["reconstruction", "information"])
+def test_the_order_of_windows_does_not_matter(objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without noise, which is drawn for each place of a batch."""
+    for name in ("gumbel", "normal"):
+        monkeypatch.setattr(rng, name, lambda key, shape: torch.zeros(shape))
+    algorithm, state = make(objective=objective, bc_weight=0.3)
+    batch, order = a_batch(), torch.tensor([3, 0, 4, 1, 2])
+    loss, metrics, _ = algorithm.loss(state.params, state, batch, rng.make_key(0))
+    other = {name: column[:, order] for name, column in batch.items()}
+    permuted, same, _ = algorithm.loss(state.params, state, other, rng.make_key(0))
+    torch.testing.assert_close(permuted, loss)
+    torch.testing.assert_close(same, metrics)
 
 
 def test_rewards_and_values_are_0_at_first_and_the_policy_is_wide() -> None:
