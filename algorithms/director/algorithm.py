@@ -2,7 +2,9 @@
 manager chooses a goal every few steps, as a code of a goal autoencoder, and a worker is rewarded for reaching it, both
 in imagination.
 
-Ours, for data without an environment: RSSM's penalty of the task's rewards, and no exploration reward.
+Ours, for data without an environment: RSSM's penalty of the task's rewards, and no exploration reward. The
+model, its networks and critics are RSSM's, where Director's are DreamerV2's; all deviations:
+docs/algorithms/director.md.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ EmPOWERment in Visual Model-Based RL", Bharadhwaj et al., 2022, arXiv 2204.08585
 
 Ours, for data without an environment: heads whose disagreement is a penalty (`members`, `penalty`, after Offline
 DreamerV2, arXiv 2206.04779), a model that stays as it is after some updates, and cloning of the data's actions.
+Deviations from each paper, also of the presets' settings files: docs/algorithms/rssm.md.
 """
 
 from __future__ import annotations
