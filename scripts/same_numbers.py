@@ -264,6 +264,8 @@ def train_all(names: list[str], folder: Path) -> None:
             known -= {"world_model"}
         if getattr(kind.Config, "representation", "") == "none":  # of this name hierarchies have a number
             known -= {"representation"}
+        if "latents" in known or getattr(kind.Config, "representation", "") == "none":
+            known -= {"latent"}
         if not kind.traits.text:
             known -= {"length"}  # of chunks, which older commits do not know
         for name, value in SMALL.items():

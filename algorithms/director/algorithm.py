@@ -2,7 +2,8 @@
 manager chooses a goal every few steps, as a code of a goal autoencoder, and a worker is rewarded for reaching it, both
 in imagination.
 
-Ours, for data without an environment: RSSM's penalty of the task's rewards, and no exploration reward.
+Ours, for data without an environment: RSSM's penalty of the task's rewards, and no exploration reward. Model and
+critics are RSSM's, where Director's are DreamerV2's; all deviations: docs/algorithms/director.md.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from offrl.families.sequence import masked_mean
 from offrl.registry import register
 from offrl.world_models.recurrent.base import TRAITS, RecurrentModel
 from offrl.world_models.recurrent.latents import LatentWindows
+from offrl.world_models.recurrent.modules import feature_size
 from offrl.world_models.recurrent.networks import HEAD, BoundedNormal, head
 from offrl.world_models.recurrent.returns import imagined_returns
 
@@ -51,8 +53,7 @@ class Director(RecurrentModel[DirectorConfig]):
     def modules(self) -> dict[str, nn.Module]:
         c, model = self.config, self.model_modules()
         check_hierarchy(c)
-        code, recurrent, width = c.goal_groups * c.goal_classes, c.recurrent_width, c.width
-        features = recurrent + c.groups * c.classes
+        features, recurrent, width, code = feature_size(c), c.recurrent_width, c.width, c.goal_groups * c.goal_classes
         critics = dict.fromkeys(CRITICS, features) | {"goal_critic": features + recurrent}
         return {
             **model,

@@ -12,7 +12,6 @@ from offrl.algorithm import Batch, Params
 from offrl.algorithms.director.hierarchy import max_cosine, proposed
 from offrl.data.samplers.states import IS_FIRST, steps_of
 from offrl.world_models.open_loop import Goals
-from offrl.world_models.recurrent.latents import drawn_classes
 from offrl.world_models.recurrent.open_loop import decoded, observed
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def goals(algorithm: Director, params: dict[str, Params], batch: Batch, context:
             visited.append(at.features)
         journeys.append(torch.stack(visited))
     goal, journey = torch.stack(chosen), torch.stack(journeys)
-    sample = drawn_classes(latents.log_probs(latents.apply("prior", goal))[..., 0, :, :], None)
+    sample = latents.kind.draw(latents.kind.read(latents.apply("prior", goal))[..., 0, :, :], None)
     nearness = max_cosine(goal.unsqueeze(1), journey[..., : c.recurrent_width])
     imagined = decoded(latents, journey[:, 1:])
     return Goals(states, decoded(latents, torch.cat([goal, sample], -1)), imagined, nearness)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from offrl.algorithms.director.settings import DirectorConfig
-from offrl.world_models.recurrent.latents import class_log_probs, drawn_classes, kl
+from offrl.world_models.recurrent.distributions import class_log_probs, drawn_classes, kl
 
 
 def manager_log_probs(config: DirectorConfig, logits: Tensor) -> Tensor:

@@ -18,6 +18,12 @@ class DirectorConfig(LatentConfig):
     goal_steps: int = setting(8, "steps for which the worker pursues a goal; horizon is a multiple of it", low=1)
     goal_groups: int = setting(8, "categorical variables of a goal's code", low=1)
     goal_classes: int = setting(8, "values of each of them", low=2)
+    unimix: float = setting(
+        0.01,
+        "share of the uniform distribution in each categorical, of latent states and of codes",
+        low=0.0,
+        high=1.0,
+    )
     goal_kl: float = setting(
         10.0, "KL divergence of codes from the uniform distribution, in nats, which its weight aims at", low=0.0
     )

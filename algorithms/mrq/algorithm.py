@@ -1,4 +1,8 @@
-"""MR.Q: "Towards General-Purpose Model-Free Reinforcement Learning" (Fujimoto et al., 2025, arXiv 2501.16142)."""
+"""MR.Q: "Towards General-Purpose Model-Free Reinforcement Learning" (Fujimoto et al., 2025, arXiv 2501.16142).
+
+Ours, for data without an environment: the policy also clones the data (`bc_weight`). Windows are drawn alike, where the
+authors draw them by priorities of errors (LAP); all deviations: docs/algorithms/mrq.md.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ EmPOWERment in Visual Model-Based RL", Bharadhwaj et al., 2022, arXiv 2204.08585
 
 Ours, for data without an environment: heads whose disagreement is a penalty (`members`, `penalty`, after Offline
 DreamerV2, arXiv 2206.04779), a model that stays as it is after some updates, and cloning of the data's actions.
+Deviations from each paper, also of the presets' settings files: docs/algorithms/rssm.md.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from offrl.registry import register
 from offrl.world_models.recurrent.actor import RecurrentActor
 from offrl.world_models.recurrent.base import TRAITS, RecurrentModel, chosen
 from offrl.world_models.recurrent.latents import LatentWindows
+from offrl.world_models.recurrent.modules import feature_size
 from offrl.world_models.recurrent.networks import HEAD, BoundedNormal, head
 from offrl.world_models.recurrent.returns import lambda_returns
 
@@ -45,7 +47,7 @@ class RSSM(RecurrentModel[RSSMConfig]):
         c, s, model = self.config, self.spec, self.model_modules()
         if c.policy_after_model and not c.model_updates:
             raise UserError("algo.policy_after_model needs a model that is ready once: algo.model_updates=25000, say")
-        features = c.recurrent_width + c.groups * c.classes
+        features = feature_size(c)
         critic, actor = head(features, c.width, 3, HEAD.out_dim, 0.0), BoundedNormal(features, s.action_dim, c.width)
         return {**model, "actor": actor, "critic": critic}
 

@@ -15,7 +15,8 @@ class RSSMConfig(LatentConfig):
     name: str = "rssm"
     empowerment_weight: float = setting(
         0.0,
-        "information: weight of ln q(a|s, s') - ln pi(a|s) among imagined rewards, for exploration in an environment",
+        "objective=information: weight of ln q(a|s, s') - ln pi(a|s) among imagined rewards, for exploration in an "
+        "environment",
         low=0.0,
     )
     replay_weight: float = setting(0.3, "weight of the critic's loss on the data's returns", low=0.0)

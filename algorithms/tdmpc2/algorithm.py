@@ -3,7 +3,8 @@
 Encoder, latent dynamics, rewards and critics learn together from windows of states; a policy maximises the critics, and
 acting plans around it. Ours is the pessimism for data without an environment, for which nothing is published: the
 policy also clones the data (`bc_weight`), targets take the smallest of all critics (`target_critics`), and plans stay
-near the policy's (`plan_start`, `plan_proposals`, `plan_std_max`, `plan_temperature`).
+near the policy's (`plan_start`, `plan_proposals`, `plan_std_max`, `plan_temperature`). Windows are drawn alike, where
+the authors draw an episode first, and images are encoded otherwise; all deviations: docs/algorithms/tdmpc2.md.
 """
 
 from __future__ import annotations

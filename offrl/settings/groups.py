@@ -39,8 +39,9 @@ GROUPS = {
     "cost": "cost_horizon cost_discount cost_pessimism cost_after_end cost_states multiplier multiplier_rate",
     "network": (
         "hidden inputs_hidden backward_hidden width layers decoder_layers heads feed_forward depth blocks base "
-        "multiples core recurrent_width scan_layers scan_states groups classes representation representation_horizon "
-        "latent embedding max_timestep padding tokenizer activation init dropout residual layer_norm_epsilon norm_tanh"
+        "multiples core recurrent_width scan_layers scan_states latents groups classes representation "
+        "representation_horizon latent embedding max_timestep padding tokenizer activation init dropout residual "
+        "layer_norm_epsilon norm_tanh"
     ),
     "optimizer": (
         "learning_rate schedule warmup_steps decay_steps weight_decay clip_norm gradient_limit gradient_norm "

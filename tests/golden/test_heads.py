@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from offrl.nn import BINNED, Bootstrap, make_head
-from offrl.nn.heads import SymlogTwoHot, symexp, symlog
+from offrl.nn.heads import SymexpTwoHot, SymlogTwoHot, symexp, symlog
 
 G = np.random.default_rng(0)
 RANGES = [(5, -2.0, 3.0), (11, 0.0, 1.0), (101, -117.4, 456.3), (51, 990.0, 1010.0)]
@@ -278,6 +278,14 @@ def test_two_hot_in_symlog_units(y: float, bins: dict[int, float], read: float) 
     assert float(head.mean(p.log())) == pytest.approx(read, rel=1e-5, abs=1e-6)
     assert float(head.mean(torch.full((101,), 0.3))) == 0.0
     assert float(head.saturation(f32([y]))) == (y > 22026)
+
+
+@pytest.mark.parametrize("head", [SymlogTwoHot(101, 10.0), SymexpTwoHot(255, 20.0)], ids=["symlog", "symexp"])
+def test_two_hot_mirrors_what_is_below_0(head: SymlogTwoHot | SymexpTwoHot) -> None:
+    y = f32([0.0, 0.3, 1.0, 3.7, 40.0, 1e5, 1e10])
+    p = head.project(y, None)
+    torch.testing.assert_close(head.project(-y, None), p.flip(-1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(head.mean(p.flip(-1).log()), -head.mean(p.log()))
 
 
 def test_the_loss_of_two_hot_in_symlog_units() -> None:

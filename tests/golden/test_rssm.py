@@ -22,19 +22,14 @@ from offrl.data.samplers.states import StateSampler
 from offrl.errors import UserError
 from offrl.nn.heads import symlog
 from offrl.optim import LaProp
+from offrl.settings.compose import compose
 from offrl.settings.train import TrainConfig
 from offrl.training.setup import make_algorithm
-from offrl.world_models.recurrent.latents import (
-    Latents,
-    LatentState,
-    LatentWindows,
-    disagreement,
-    drawn_classes,
-    kl,
-    one_head,
-)
-from offrl.world_models.recurrent.networks import HEAD, BlockGRU, BlockLinear, BoundedNormal, PriorHeads, gated, head
-from offrl.world_models.recurrent.objectives import OBJECTIVES, action_log_prob, contrastive, squared_error
+from offrl.world_models.recurrent.distributions import Classes, Normals, drawn_classes, kl, one_head
+from offrl.world_models.recurrent.latents import LatentState, LatentWindows
+from offrl.world_models.recurrent.modules import model_networks
+from offrl.world_models.recurrent.networks import HEAD, BlockGRU, BlockLinear, BoundedNormal, gated
+from offrl.world_models.recurrent.objectives import OBJECTIVES, action_log_prob, balanced_kl, contrastive, squared_error
 from offrl.world_models.recurrent.returns import lambda_returns
 
 OBS, A, B, T, H = 3, 2, 5, 6, 3
@@ -147,7 +142,7 @@ def test_laprop_with_a_clip_for_each_tensor() -> None:
 
 def with_logits(*values: float) -> Tensor:
     """Log probabilities of one group of three classes."""
-    return Latents(lambda *x: None, RSSMConfig(groups=1, classes=3)).log_probs(torch.tensor(values))
+    return Classes(1, 3, 0.01).read(torch.tensor(values))
 
 
 def test_latents_have_a_share_of_the_uniform_distribution() -> None:
@@ -158,11 +153,11 @@ def test_latents_have_a_share_of_the_uniform_distribution() -> None:
 
 
 def test_latents_without_a_share_of_the_uniform_distribution() -> None:
-    latents = Latents(lambda *x: None, RSSMConfig(groups=1, classes=3, unimix=0.0))
+    kind = Classes(1, 3, 0.0)
     torch.testing.assert_close(
-        latents.log_probs(torch.tensor([1.0, 2.0, 3.0]))[0], torch.tensor([1.0, 2.0, 3.0]).log_softmax(-1)
+        kind.read(torch.tensor([1.0, 2.0, 3.0]))[0], torch.tensor([1.0, 2.0, 3.0]).log_softmax(-1)
     )
-    far = latents.log_probs(torch.tensor([-500.0, 0.0, 500.0]))
+    far = kind.read(torch.tensor([-500.0, 0.0, 500.0]))
     assert far.isfinite().all() and float(kl(far, far)) == 0.0
 
 
@@ -219,16 +214,25 @@ def test_a_step_of_the_recurrent_network() -> None:
     torch.testing.assert_close(gru(h, z, a), torch.cat(expected, -1), rtol=1e-5, atol=1e-6)
 
 
-def test_published_size() -> None:
-    """size1m: recurrent network, prior and posterior without an embedding, 6 actions."""
-    c = RSSMConfig()
-    sample, width = c.groups * c.classes, c.width
-    nets = [
-        BlockGRU(c.recurrent_width, sample, 6, width, c.blocks),
-        PriorHeads(1, c.recurrent_width, width, sample),
-        head(c.recurrent_width, width, 1, sample),
-    ]
-    assert sum(p.numel() for net in nets for p in net.parameters()) == 360_320
+@pytest.mark.parametrize(
+    ("expected", "sizes"),
+    [
+        pytest.param(360_320, (), id="size1m"),
+        pytest.param(5_717_504, (2048, 256, 16), id="size12m"),
+        pytest.param(12_852_480, (3072, 384, 24), id="size25m"),
+        pytest.param(22_838_272, (4096, 512, 32), id="size50m"),
+        pytest.param(51_362_304, (6144, 768, 48), id="size100m"),
+        pytest.param(91_289_600, (8192, 1024, 64), id="size200m"),
+    ],
+)
+def test_published_sizes(expected: int, sizes: tuple[int, ...]) -> None:
+    """Recurrent network, prior and posterior without what reads the embedding, for 6 actions."""
+    settings = dict(zip(("recurrent_width", "width", "classes"), sizes, strict=False))
+    c = RSSMConfig(members=1, **settings)  # type: ignore[arg-type]
+    with torch.device("meta"):
+        networks = model_networks(c, DataSpec((OBS,), 6, action_low=(-1.0,) * 6, action_high=(1.0,) * 6))
+    counts = [p.numel() for name in ("dynamics", "prior", "posterior") for p in networks[name].parameters()]
+    assert sum(counts) - c.width**2 == expected
 
 
 def test_lambda_returns() -> None:
@@ -243,11 +247,67 @@ def test_lambda_returns() -> None:
         torch.testing.assert_close(lambda_returns(rewards, values, x, y, decay), torch.tensor(expected))
 
 
+def test_without_decay_a_return_is_the_discounted_sum_and_the_last_value() -> None:
+    g = torch.Generator().manual_seed(0)
+    rewards, values = torch.randn(6, 3, generator=g), torch.randn(6, 3, generator=g)
+    alive = torch.rand(6, 3, generator=g)
+    found = lambda_returns(rewards, values, alive, torch.ones(6, 3), 1.0)
+    for t in range(5):
+        following = values[-1]
+        for i in range(5, t, -1):
+            following = rewards[i] + alive[i] * following
+        torch.testing.assert_close(found[t], following)
+
+
 def test_disagreement_of_heads() -> None:
     p = torch.tensor([[[0.5, 0.5], [1.0, 1e-12]], [[0.7, 0.3], [0.8, 0.2]]])
+    disagreement = Classes(2, 2, 0.0).disagreement
     assert float(disagreement(p.log())) == pytest.approx(0.2, rel=1e-5)
     assert float(disagreement(p.flip(0).log())) == pytest.approx(0.2, rel=1e-5)
     assert float(disagreement(p[:1].expand(3, 2, 2).log())) == 0.0
+
+
+def test_normal_latents() -> None:
+    """softplus(0) + 0.1 = 0.793147; KL(N(1, 0.5) | N(0, 1)) = ln 2 + 1.25 / 2 - 1/2, summed over numbers."""
+    kind = Normals(2)
+    assert (kind.size, kind.outputs) == (2, 4)
+    known = kind.read(torch.tensor([0.5, -1.0, 0.0, math.log(math.expm1(0.4))]))
+    torch.testing.assert_close(known, torch.tensor([[0.5, 0.793147], [-1.0, 0.5]]))
+    assert kind.draw(known, None).tolist() == [0.5, -1.0]
+    torch.testing.assert_close(kind.draw(known, torch.tensor([1.0, -2.0])), torch.tensor([1.293147, -2.0]))
+    torch.testing.assert_close(kind.noise(rng.make_key(0), 3), rng.normal(rng.make_key(0), (3, 2)))
+    p, q = torch.tensor([[1.0, 0.5], [0.0, 1.0]]), torch.tensor([[0.0, 1.0], [0.0, 1.0]])
+    assert float(kind.kl(p, q)) == pytest.approx(0.818147, abs=1e-6)
+    assert float(kind.kl(p, p)) == 0.0
+    plain = torch.distributions.kl_divergence(*(torch.distributions.Normal(x[:, 0], x[:, 1]) for x in (q, p)))
+    assert float(kind.kl(q, p)) == pytest.approx(float(plain.sum()), rel=1e-6)
+
+
+def test_disagreement_of_normal_heads() -> None:
+    """Means 0 and 0.6 of one number, deviations 0.2 and 1 of another: 0.3 and 0.4 from their means, 0.5 together."""
+    kind, heads = Normals(2), torch.tensor([[[0.0, 1.0], [5.0, 0.2]], [[0.6, 1.0], [5.0, 1.0]]])
+    assert float(kind.disagreement(heads)) == pytest.approx(0.5, rel=1e-6)
+    assert float(kind.disagreement(heads[:1].expand(3, 2, 2))) == 0.0
+
+
+@pytest.mark.parametrize(("ahead", "share"), [(0.8, 0.2), (5 / 6, 1 / 6), (1.0, 0.1)])
+def test_the_divergence_of_normal_latents_trains_prior_and_posterior_apart(ahead: float, share: float) -> None:
+    """DreamerV2's balance, RePo's and DreamerV3's: a state of 0.818147 nats is within the free bits, one of twice that
+    trains the prior by the first share and the posterior by the second.
+    """
+    algorithm, _ = make(latents="gaussian", latent=1, dynamics_weight=ahead, representation_weight=share)
+    posterior = torch.tensor([[[[1.0, 0.5]]], [[[math.sqrt(1.0 + 2 * 0.818147), 0.5]]]], requires_grad=True)
+    prior = torch.tensor([0.0, 1.0]).expand(2, 1, 1, 2).clone().requires_grad_()
+    zeros = LatentState(torch.zeros(2, 1, 16), torch.zeros(2, 1, 1))
+    windows = LatentWindows(zeros, posterior, prior.unsqueeze(-3), torch.zeros(2, 1, 8))
+    loss, mean = balanced_kl(algorithm.latents({}), windows, two_states(True, True), rng.make_key(0))
+    assert float(mean.detach()) == pytest.approx(1.5 * 0.818147, rel=1e-5)
+    assert float(loss.detach()) == pytest.approx((ahead + share) * (1.0 + 2 * 0.818147) / 2, rel=1e-5)
+    of_posterior, of_prior = torch.autograd.grad(loss, [posterior, prior])
+    plain = torch.autograd.grad(Normals(1).kl(posterior, prior)[1].mean() / 2, [posterior, prior])
+    torch.testing.assert_close(of_posterior, share * plain[0])
+    torch.testing.assert_close(of_prior, ahead * plain[1])
+    assert not of_posterior[0].any() and of_posterior[1].all()
 
 
 def test_the_bounded_normal() -> None:
@@ -267,25 +327,26 @@ def test_the_bounded_normal() -> None:
 # ---- windows
 
 
-@pytest.mark.parametrize("core", ["gru", "scan"])
-def test_a_window_is_its_steps_one_by_one(core: str) -> None:
+@pytest.mark.parametrize(("core", "latents"), [("gru", "classes"), ("scan", "classes"), ("gru", "gaussian")])
+def test_a_window_is_its_steps_one_by_one(core: str, latents: str) -> None:
     """With the noise of the window; an episode's first state knows nothing of what came before."""
-    algorithm, state = make(core=core)
+    algorithm, state = make(core=core, latents=latents, latent=5)
     batch, key = a_batch(), rng.make_key(3)
     windows = observed(algorithm, state.params, batch)
-    latents, noise = algorithm.latents(state.params), rng.gumbel(key, (T, B, 3, 4))
+    model = algorithm.latents(state.params)
+    noise = rng.gumbel(key, (T, B, 3, 4)) if latents == "classes" else rng.normal(key, (T, B, 5))
     for b in range(B):
         for t in range(T):
             if batch["is_first"][t, b]:
-                known = latents.begin(1, torch.device("cpu"))
-            embedding = latents.embed(batch["observations"][t, b : b + 1])
+                known = model.begin(1, torch.device("cpu"))
+            embedding = model.embed(batch["observations"][t, b : b + 1])
             action = batch["previous_actions"][t, b : b + 1]
-            known, posterior = latents.observe(known, action, embedding, noise[t, b : b + 1])
+            known, posterior = model.observe(known, action, embedding, noise[t, b : b + 1])
             torch.testing.assert_close(windows.state.features[t, b], known.features[0], rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(windows.posterior[t, b], posterior[0], rtol=1e-4, atol=1e-5)
             memory = pytree.tree_map(lambda x, t=t, b=b: x[t, b : b + 1], windows.state.memory)
             torch.testing.assert_close(memory, known.memory, rtol=1e-4, atol=1e-5)
-            prior = latents.log_probs(algorithm.apply("prior", state.params["prior"], known.recurrent))
+            prior = model.kind.read(algorithm.apply("prior", state.params["prior"], known.recurrent))
             torch.testing.assert_close(windows.prior[t, b], prior[0], rtol=1e-4, atol=1e-5)
     wild = {**batch, "previous_actions": torch.where(batch["is_first"].unsqueeze(-1), 1e6, batch["previous_actions"])}
     torch.testing.assert_close(observed(algorithm, state.params, wild), windows, rtol=0, atol=0)
@@ -319,7 +380,7 @@ def test_the_divergence_trains_prior_and_posterior_apart(scale: float) -> None:
     raw = [scale * torch.randn(2, 1, 12, generator=g) for _ in range(2)]
     posterior, prior = (x.requires_grad_() for x in raw)
     latents = algorithm.latents(state.params)
-    p, q = latents.log_probs(posterior), latents.log_probs(prior)
+    p, q = latents.kind.read(posterior), latents.kind.read(prior)
     batch = {k: v[:2, :1] for k, v in a_batch().items()} | {"valid": torch.ones(2, 1, dtype=torch.bool)}
     loss, metrics = model_loss(algorithm, state.params, small_observed(p, q), batch)
     of_posterior, of_prior = torch.autograd.grad(loss, [posterior, prior], retain_graph=True)
@@ -384,6 +445,31 @@ def test_what_the_model_predicts() -> None:
         assert float(metrics[f"model/{name}"]) == pytest.approx(float(torch.stack(parts).mean()), rel=1e-4), name
 
 
+@pytest.mark.parametrize("latents", ["classes", "gaussian"])
+def test_a_model_that_learns_from_rewards_and_ends_alone(latents: str) -> None:
+    """Without an objective: the same losses, but what is drawn again trains the decoder and nothing else."""
+    algorithm, state = make(objective="none", latents=latents, latent=5)
+    batch = a_batch()
+    params = {n: {k: v.clone().requires_grad_() for k, v in p.items()} for n, p in state.params.items()}
+    windows = observed(algorithm, params, batch)
+    loss, metrics = model_loss(algorithm, params, windows, batch)
+    kind, valid, prior = algorithm.latents(params).kind, batch["valid"], windows.prior[:, :, 0]
+    free = 1.1 * kind.kl(windows.posterior, prior).clamp(min=1.0)[valid].mean()
+    decoded = algorithm.apply("decoder", params["decoder"], windows.state.features)
+    drawing = (decoded - symlog(batch["observations"])).square().sum(-1)[valid].mean()
+    rest = metrics["model/reward"] + metrics["model/continuation"]
+    assert float(loss.detach()) == pytest.approx(float((free + rest + drawing).detach()), rel=1e-5)
+    torch.testing.assert_close(metrics["model/reconstruction"], drawing)
+    for got, other in zip(gradients(loss, params["decoder"]), gradients(drawing, params["decoder"]), strict=True):
+        torch.testing.assert_close(got, other)
+    balanced, _ = balanced_kl(algorithm.latents(params), windows, batch, rng.make_key(0))
+    for module in ("encoder", "dynamics", "posterior", "prior"):
+        learnt = gradients(balanced + rest, params[module])
+        torch.testing.assert_close(gradients(loss, params[module]), learnt)
+        assert all(g is None or not g.any() for g in gradients(metrics["model/reconstruction"], params[module]))
+        assert any(g is not None and g.any() for g in learnt), module
+
+
 # ---- the bottleneck
 
 
@@ -441,7 +527,7 @@ def test_the_bottleneck_trains_mostly_the_prior() -> None:
     g = torch.Generator().manual_seed(0)
     posterior, prior = (torch.randn(2, 1, 12, generator=g).requires_grad_() for _ in range(2))
     latents = algorithm.latents(state.params)
-    p, q = latents.log_probs(posterior), latents.log_probs(prior)
+    p, q = latents.kind.read(posterior), latents.kind.read(prior)
     params = {**state.params, "multiplier": {"log": log}}
     loss, _ = model_loss(algorithm, params, small_observed(p, q), two_states(True, True))
     found = torch.autograd.grad(loss, [posterior, prior, log], retain_graph=True)
@@ -564,16 +650,20 @@ def steps_of_imagination(algorithm: RSSM, params: dict[str, Any], windows: Laten
         mean, log_std = algorithm.apply("actor", params["actor"], at.features)
         actions.append(mean + log_std.exp() * rng.normal(draw, (T * B, A)))
         recurrent, memory = latents.advance(at, actions[-1])
-        heads = latents.log_probs(algorithm.apply("prior", params["prior"], recurrent))
+        heads = latents.kind.read(algorithm.apply("prior", params["prior"], recurrent))
         pick, chance = rng.split(move)
         one = one_head(heads, pick)
-        at = LatentState(recurrent, drawn_classes(one, rng.gumbel(chance, (T * B, 3, 4))), memory)
+        if c.latents == "gaussian":
+            sample = one[..., 0] + one[..., 1] * rng.normal(chance, (T * B, c.latent))
+        else:
+            sample = drawn_classes(one, rng.gumbel(chance, (T * B, 3, 4)))
+        at = LatentState(recurrent, sample, memory)
         features.append(at.features)
-        doubts.append(disagreement(heads))
+        doubts.append(latents.kind.disagreement(heads))
     f = torch.stack(features)
     rewards = HEAD.mean(algorithm.apply("reward", params["reward"], f))
     if c.members > 1:
-        unit = disagreement(windows.prior).mean().detach() if c.penalty_unit == "mean" else torch.ones(())
+        unit = latents.kind.disagreement(windows.prior).mean().detach() if c.penalty_unit == "mean" else torch.ones(())
         assert float(unit) > 0
         rewards = rewards - c.penalty * torch.stack(doubts) / unit
     alive = algorithm.apply("continuation", params["continuation"], f).squeeze(-1).sigmoid()
@@ -585,8 +675,14 @@ def steps_of_imagination(algorithm: RSSM, params: dict[str, Any], windows: Laten
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"members": 3, "penalty": 2.0}, {"members": 3, "penalty": 2.0, "penalty_unit": "one"}, {"core": "scan"}],
-    ids=["published", "penalty", "offline_dv2", "scan"],
+    [
+        {},
+        {"members": 3, "penalty": 2.0},
+        {"members": 3, "penalty": 2.0, "penalty_unit": "one"},
+        {"core": "scan"},
+        {"latents": "gaussian", "latent": 5, "members": 3, "penalty": 2.0},
+    ],
+    ids=["published", "penalty", "offline_dv2", "scan", "gaussian"],
 )
 def test_imagination_step_by_step(settings: dict[str, Any]) -> None:
     algorithm, state = make(**settings)
@@ -644,9 +740,12 @@ def test_the_losses_of_actor_and_critic() -> None:
     assert float(loss) == pytest.approx(float(imagined + 0.3 * torch.stack(parts).mean()), rel=1e-4)
 
 
-def test_the_gradient_of_returns_through_the_model() -> None:
+@pytest.mark.parametrize("latents", ["classes", "gaussian"])
+def test_the_gradient_of_returns_through_the_model(latents: str) -> None:
     """Beside the steps one by one: it reaches the policy alone, through actions, probabilities and the penalty."""
-    algorithm, state = make(actor_gradient="model", members=3, penalty=2.0, entropy_weight=0.1)
+    algorithm, state = make(
+        actor_gradient="model", members=3, penalty=2.0, entropy_weight=0.1, latents=latents, latent=5
+    )
     batch = a_batch()
     params = {n: {k: v.clone().requires_grad_() for k, v in p.items()} for n, p in state.params.items()}
     windows = observed(algorithm, params, batch)
@@ -691,6 +790,20 @@ def test_what_trains_what() -> None:
     for module in algorithm.model:
         assert all(g is not None and g.any() for g in gradients(model, params[module])), module
     assert all(g is None for g in gradients(model, params["actor"]))
+
+
+@pytest.mark.parametrize("objective", ["reconstruction", "information"])
+def test_the_order_of_windows_does_not_matter(objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without noise, which is drawn for each place of a batch."""
+    for name in ("gumbel", "normal"):
+        monkeypatch.setattr(rng, name, lambda key, shape: torch.zeros(shape))
+    algorithm, state = make(objective=objective, bc_weight=0.3)
+    batch, order = a_batch(), torch.tensor([3, 0, 4, 1, 2])
+    loss, metrics, _ = algorithm.loss(state.params, state, batch, rng.make_key(0))
+    other = {name: column[:, order] for name, column in batch.items()}
+    permuted, same, _ = algorithm.loss(state.params, state, other, rng.make_key(0))
+    torch.testing.assert_close(permuted, loss)
+    torch.testing.assert_close(same, metrics)
 
 
 def test_rewards_and_values_are_0_at_first_and_the_policy_is_wide() -> None:
@@ -751,10 +864,10 @@ def test_a_policy_waits_for_its_model() -> None:
 # ---- acting
 
 
-@pytest.mark.parametrize("core", ["gru", "scan"])
-def test_acting_remembers(core: str) -> None:
+@pytest.mark.parametrize(("core", "kind"), [("gru", "classes"), ("scan", "classes"), ("gru", "gaussian")])
+def test_acting_remembers(core: str, kind: str) -> None:
     """Greedy: the likeliest classes and the mean; what was played enters the next state, until an episode ends."""
-    algorithm, state = make(core=core)
+    algorithm, state = make(core=core, latents=kind, latent=5)
     actor, latents = algorithm.actor(state), algorithm.latents(state.params)
     observations = torch.randn(3, 4, OBS, generator=torch.Generator().manual_seed(0))
     carry, known, action = actor.start(4), latents.begin(4, torch.device("cpu")), torch.zeros(4, A)
@@ -770,6 +883,30 @@ def test_acting_remembers(core: str) -> None:
 
 
 # ---- settings
+
+
+def test_settings_that_do_nothing_are_refused() -> None:
+    for name, value, reason, cure in (
+        ("groups", 8, "latents=gaussian", "latents=classes"),
+        ("classes", 8, "latents=gaussian", "latents=classes"),
+        ("unimix", 0.1, "latents=gaussian", "latents=classes"),
+        ("latent", 8, "latents=classes", "latents=gaussian"),
+        ("scan_layers", 3, "core=gru", "core=scan"),
+        ("kl_limit", 1.0, "objective=none", "objective=bottleneck"),
+        ("multiplier_learning_rate", 1.0, "objective=none", "objective=bottleneck or information"),
+        ("free_bits", 2.0, "objective=bottleneck", "objective=reconstruction or information or none"),
+    ):
+        setting, given = reason.split("=")
+        values = {"algo": "rssm", f"algo.{setting}": given, f"algo.{name}": value}
+        with pytest.raises(UserError) as error:
+            compose(values)
+        assert str(error.value) == (
+            f"algo.{name}={value} does nothing with algo.{reason}; leave it out, or set algo.{cure}"
+        )
+        del values[f"algo.{name}"]
+        compose(values)
+    compose({"algo": "director", "algo.latents": "gaussian", "algo.unimix": 0.1})  # its goals' codes are classes
+    compose({"algo": "infopower", "algo.free_bits": 2.0, "algo.multiplier_learning_rate": 1.0})
 
 
 def test_refusals() -> None:

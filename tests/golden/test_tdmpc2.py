@@ -16,7 +16,7 @@ from offrl.algorithm import TrainState
 from offrl.algorithms.tdmpc2 import TDMPC2, TDMPC2Config
 from offrl.algorithms.tdmpc2.networks import LatentPolicy
 from offrl.algorithms.tdmpc2.settings import discount_for
-from offrl.algorithms.tdmpc2.tasks import EMBEDDING, within_unit
+from offrl.algorithms.tdmpc2.tasks import EMBEDDING, scaled_entropy, within_unit
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import DataSpec
 from offrl.data.samplers.states import StateSampler
@@ -321,15 +321,16 @@ def test_values_and_rewards_are_0_at_first() -> None:
     assert torch.equal(algorithm.td_target(state, batch, z, rng.make_key(0)), batch["rewards"][:-1])
 
 
-def test_the_policy_of_latents() -> None:
+def test_the_policy_of_latents(monkeypatch: pytest.MonkeyPatch) -> None:
     """m = 0.2, log sigma = -1, noise 0.3; outputs 0, 1 and -1 for the deviation."""
     policy = LatentPolicy(1, 1, [2])
     mean = torch.tensor([0.2])
+    monkeypatch.setattr(rng, "normal", lambda key, shape: torch.full(shape, 0.3))
     action, log_prob = policy.sample_with_log_prob((mean, torch.tensor([-1.0])), rng.make_key(0))
-    u = torch.atanh(action)
-    assert float(log_prob) == pytest.approx(
-        float(-0.5 * ((u - 0.2) * np.e) ** 2 + 1 - 0.9189385 - torch.log(1 - action.square())), rel=1e-4
-    )
+    assert float(action) == pytest.approx(0.300768, abs=1e-6)  # tanh(0.310364)
+    assert float(log_prob) == pytest.approx(0.130878, abs=2e-6)
+    entropy = scaled_entropy(torch.tensor([-1.0]), torch.tensor([0.3]))
+    assert float(entropy) == pytest.approx(-0.036061, abs=1e-6)
     policy.net = nn.Module()
     policy.net.forward = lambda x, key: torch.cat([x, x], -1)  # type: ignore[method-assign]
     got = policy(torch.tensor([[0.0], [1.0], [-1.0]]))[1].squeeze(-1)

@@ -279,8 +279,18 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"objective": "information", "empowerment_weight": 0.1},
         {"actor_gradient": "model", "penalty_unit": "one", "free_bits_of": "mean", "unimix": 0.0},
         {"core": "scan", "scan_states": 3},
+        {"latents": "gaussian", "latent": 6, "actor_gradient": "model", "objective": "none"},
     ],
-    "director": [{"exploration_weight": 0.1, "members": 1, "penalty": 0.0, "objective": "bottleneck", "core": "scan"}],
+    "director": [
+        {
+            "exploration_weight": 0.1,
+            "members": 1,
+            "penalty": 0.0,
+            "objective": "bottleneck",
+            "core": "scan",
+            "latents": "gaussian",
+        }
+    ],
     "mrq": [{"bc_weight": 0.0, "episodic": False}],
     "tdmpc2": [
         {"bc_weight": 0.0, "target_critics": 2, "plan_start": "previous", "plan_std_max": 2.0, "episodic": False},

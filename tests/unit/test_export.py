@@ -449,6 +449,7 @@ RECURRENT: dict[str, Any] = {"recurrent_width": 8, "groups": 2, "width": 8, "mem
     ("name", "settings", "states"),
     [
         ("rssm", {"core": "scan", **RECURRENT}, 7),
+        ("rssm", {"latents": "gaussian", "latent": 3, **RECURRENT}, 3),
         ("director", RECURRENT, 5),
         ("skill_critic", {"skills_settings": {"skill_length": 7, "skill_dim": 2}}, 2),
     ],

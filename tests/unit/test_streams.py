@@ -218,6 +218,7 @@ def test_windows_of_states_hold_each_state_s_frames(kind: str) -> None:
         *(pytest.param(n, {}, marks=() if n == "mrq" else pytest.mark.nightly) for n in LATENT),
         pytest.param("rssm", {"objective": "bottleneck", "kl_weight": 0.1}, marks=pytest.mark.nightly),
         pytest.param("rssm", {"objective": "information"}, marks=pytest.mark.nightly),
+        pytest.param("rssm", {"objective": "none", "latents": "gaussian"}, marks=pytest.mark.nightly),
         pytest.param("rssm", {"core": "scan"}, marks=pytest.mark.nightly),
         pytest.param("rssm", {"actor_gradient": "model"}, marks=pytest.mark.nightly),
     ],

@@ -35,8 +35,8 @@ class RecurrentActor(Actor):
 
     def look(self, carry: LatentMemory, observations: Tensor, key: Tensor, explore: bool) -> LatentState:
         """The latent states of episodes after their last action and an observation."""
-        c, latents = self.algorithm.config, Latents(self.apply, self.algorithm.config)
-        noise = rng.gumbel(key, (len(carry.action), c.groups, c.classes)) if explore else None
+        latents = Latents(self.apply, self.algorithm.config)
+        noise = latents.kind.noise(key, len(carry.action)) if explore else None
         return latents.observe(carry.state, carry.action, latents.embed(observations), noise)[0]
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:

@@ -1,6 +1,7 @@
 """The latent model: what is remembered, what is predicted of the next observation, and what was then seen.
 
-Shapes: D recurrent state; S groups of C classes; M prior heads; T states of a window; B windows.
+Shapes: D recurrent state; Z latent sample; [S, K] its distribution (see `distributions`); M prior heads; T states of a
+window; B windows.
 """
 
 from __future__ import annotations
@@ -14,22 +15,21 @@ from torch.utils import _pytree as pytree
 
 from offrl import rng
 from offrl.nn.heads import symlog
+from offrl.world_models.recurrent.distributions import latent_kind, one_head
 from offrl.world_models.recurrent.scan import ScanMemory, empty_memory
 from offrl.world_models.recurrent.settings import LatentConfig
-
-SMALLEST = 1e-30  # probability of a class
 
 
 class LatentState(NamedTuple):
     """What is known of a state."""
 
     recurrent: Tensor  # [..., D]: all that came before, with the last action
-    sample: Tensor  # [..., S C]: one class of each group, as ones and zeros
+    sample: Tensor  # [..., Z]: one class of each group, as ones and zeros, or normal numbers
     memory: ScanMemory = ()  # what the recurrent network keeps besides, with core=scan
 
     @property
     def features(self) -> Tensor:
-        """[..., D + S C]: what heads read."""
+        """[..., D + Z]: what heads read."""
         return torch.cat([self.recurrent, self.sample], -1)
 
 
@@ -37,8 +37,8 @@ class LatentWindows(NamedTuple):
     """The states of windows."""
 
     state: LatentState
-    posterior: Tensor  # [T, B, S, C] log probabilities: with the observation
-    prior: Tensor  # [T, B, M, S, C]: without it
+    posterior: Tensor  # [T, B, S, K]: with the observation
+    prior: Tensor  # [T, B, M, S, K]: without it
     embeddings: Tensor  # [T, B, E]: of the observations
 
     def since(self, step: int) -> LatentWindows:
@@ -50,7 +50,7 @@ class Latents:
     """The modules of the model, which `apply(name, *x)` calls."""
 
     def __init__(self, apply: Callable[..., Any], config: LatentConfig) -> None:
-        self.apply, self.config = apply, config
+        self.apply, self.config, self.kind = apply, config, latent_kind(config)
 
     def begin(self, count: int, device: torch.device) -> LatentState:
         """The state of `count` episodes before their first observation."""
@@ -58,28 +58,23 @@ class Latents:
         memory: ScanMemory = ()
         if c.core == "scan":
             memory = empty_memory(count, c.recurrent_width, c.blocks, c.scan_states, c.scan_layers, device)
-        recurrent, sample = (torch.zeros(count, n, device=device) for n in (c.recurrent_width, c.groups * c.classes))
+        recurrent, sample = (torch.zeros(count, n, device=device) for n in (c.recurrent_width, self.kind.size))
         return LatentState(recurrent, sample, memory)
 
     def embed(self, observations: Tensor | Mapping[str, Tensor]) -> Tensor:
         """[..., O], or several streams -> [..., E]."""
         return self.apply("encoder", symlog(observations) if isinstance(observations, Tensor) else observations)
 
-    def log_probs(self, logits: Tensor) -> Tensor:
-        """Log probabilities [..., S, C] of logits [..., S C]."""
-        c = self.config
-        return class_log_probs(logits, c.groups, c.classes, c.unimix)
-
     def observe(
         self, before: LatentState, action: Tensor, embedding: Tensor, noise: Tensor | None
     ) -> tuple[LatentState, Tensor]:
         """The state after an action [..., A] and the embedding [..., E] of what was then seen, and its posterior
-        [..., S, C]. noise: Gumbel's [..., S, C]; None: each group takes its likeliest class.
+        [..., S, K]. noise: of `kind.noise`; None: the likeliest sample.
         """
         recurrent, memory = self.advance(before, action)
         known = embedding if self.config.core == "scan" else torch.cat([recurrent, embedding], -1)
-        posterior = self.log_probs(self.apply("posterior", known))
-        return LatentState(recurrent, drawn_classes(posterior, noise), memory), posterior
+        posterior = self.kind.read(self.apply("posterior", known))
+        return LatentState(recurrent, self.kind.draw(posterior, noise), memory), posterior
 
     def advance(self, before: LatentState, action: Tensor) -> tuple[Tensor, ScanMemory]:
         """The recurrent state [B, D] and the memory after an action [B, A]."""
@@ -97,12 +92,12 @@ class Latents:
         """
         c, (steps, windows) = self.config, first.shape
         embeddings, fresh = self.embed(observations), self.begin(windows, first.device)
-        noise = rng.gumbel(key, (steps, windows, c.groups, c.classes))
+        noise = self.kind.noise(key, steps, windows)
         begins = first.unsqueeze(-1)
         actions = torch.where(begins, 0.0, previous)
         if c.core == "scan":  # what was seen is known without the memory, so that all steps are taken at once
-            posterior = self.log_probs(self.apply("posterior", embeddings))
-            sample = drawn_classes(posterior, noise)
+            posterior = self.kind.read(self.apply("posterior", embeddings))
+            sample = self.kind.draw(posterior, noise)
             before = torch.where(begins, 0.0, torch.cat([fresh.sample.unsqueeze(0), sample[:-1]]))
             recurrent, memory = self.apply("dynamics", before, actions, fresh.memory, first)
             state = LatentState(recurrent, sample, memory)
@@ -115,50 +110,13 @@ class Latents:
                 states.append(state)
                 posteriors.append(known)
             state, posterior = pytree.tree_map(lambda *x: torch.stack(x), *states), torch.stack(posteriors)
-        return LatentWindows(state, posterior, self.log_probs(self.apply("prior", state.recurrent)), embeddings)
+        return LatentWindows(state, posterior, self.kind.read(self.apply("prior", state.recurrent)), embeddings)
 
     def imagine(self, before: LatentState, action: Tensor, key: Tensor) -> tuple[LatentState, Tensor]:
         """The state after an action [B, A], by one of the prior heads for each row, and the heads' disagreement [B]."""
         recurrent, memory = self.advance(before, action)
-        prior = self.log_probs(self.apply("prior", recurrent))
+        prior = self.kind.read(self.apply("prior", recurrent))
         pick, draw = rng.split(key)
         one = one_head(prior, pick)
-        sample = drawn_classes(one, rng.gumbel(draw, tuple(one.shape)))
-        return LatentState(recurrent, sample, memory), disagreement(prior)
-
-
-def class_log_probs(logits: Tensor, groups: int, classes: int, unimix: float | Tensor) -> Tensor:
-    """Log probabilities [..., S, C] of logits [..., S C], with a share of the uniform distribution."""
-    probabilities = logits.float().unflatten(-1, (groups, classes)).softmax(-1)
-    return ((1.0 - unimix) * probabilities + unimix / classes).clamp(min=SMALLEST).log()
-
-
-def drawn_classes(log_probs: Tensor, noise: Tensor | None) -> Tensor:
-    """One class of each group, as ones and zeros [..., S C], with the gradient of the probabilities ("straight-
-    through").
-    """
-    probabilities = log_probs.exp()
-    chosen = (log_probs if noise is None else log_probs + noise).argmax(-1, keepdim=True)
-    ones = (chosen == torch.arange(log_probs.shape[-1], device=log_probs.device)).to(probabilities.dtype)
-    return (ones + probabilities - probabilities.detach()).flatten(-2)
-
-
-def one_head(prior: Tensor, key: Tensor) -> Tensor:
-    """[..., M, S, C] -> [..., S, C]: a head drawn for each state."""
-    if prior.shape[-3] == 1:
-        return prior.squeeze(-3)
-    index = rng.randint(key, tuple(prior.shape[:-3]), prior.shape[-3])
-    return prior.take_along_dim(index[..., None, None, None], -3).squeeze(-3)
-
-
-def disagreement(prior: Tensor) -> Tensor:
-    """mean_m |p_m - mean p|, the norm over groups and classes: [..., M, S, C] -> [...] (Offline DreamerV2, arXiv
-    2206.04779).
-    """
-    p = prior.exp()
-    return (p - p.mean(-3, keepdim=True)).square().sum((-2, -1)).sqrt().mean(-1)
-
-
-def kl(p: Tensor, q: Tensor) -> Tensor:
-    """KL(p | q) of log probabilities [..., S, C], summed over the groups: [...] nats."""
-    return (p.exp() * (p - q)).sum((-2, -1))
+        sample = self.kind.draw(one, self.kind.noise(draw, *one.shape[:-2]))
+        return LatentState(recurrent, sample, memory), self.kind.disagreement(prior)

@@ -12,6 +12,7 @@ from offrl.families.sac import LogWeight
 from offrl.nn.encoders.decoder import StreamDecoder
 from offrl.nn.encoders.streams import StreamFeatures
 from offrl.nn.heads import symlog
+from offrl.world_models.recurrent.distributions import latent_kind
 from offrl.world_models.recurrent.networks import HEAD, BlockGRU, PriorHeads, head, layers
 from offrl.world_models.recurrent.scan import ScanCore
 from offrl.world_models.recurrent.settings import LatentConfig
@@ -47,9 +48,14 @@ class ObservationDecoder(nn.Module):
         return self.images(features), None if self.numbers is None else self.numbers(features)
 
 
+def feature_size(config: LatentConfig) -> int:
+    """How many numbers of a latent state heads read."""
+    return config.recurrent_width + latent_kind(config).size
+
+
 def recurrent_core(config: LatentConfig, action_dim: int) -> nn.Module:
     """The network of the recurrent state."""
-    c, sample = config, config.groups * config.classes
+    c, sample = config, latent_kind(config).size
     if c.core == "scan":
         return ScanCore(c.recurrent_width, sample, action_dim, c.blocks, c.scan_states, c.scan_layers)
     return BlockGRU(c.recurrent_width, sample, action_dim, c.width, c.blocks)
@@ -57,15 +63,14 @@ def recurrent_core(config: LatentConfig, action_dim: int) -> nn.Module:
 
 def model_networks(config: LatentConfig, spec: DataSpec) -> dict[str, nn.Module]:
     """The modules of the latent model."""
-    c, sample = config, config.groups * config.classes
-    features = c.recurrent_width + sample
+    c, features, outputs = config, feature_size(config), latent_kind(config).outputs
     streams = StreamEmbedding(spec, c.width, c.depth) if spec.streams else None
     embedded = c.width if streams is None else streams.out_dim
     networks: dict[str, nn.Module] = {
         "encoder": streams or layers(spec.observation_dim, c.width, 3),
         "dynamics": recurrent_core(c, spec.action_dim),
-        "prior": PriorHeads(c.members, c.recurrent_width, c.width, sample),
-        "posterior": head(embedded + c.recurrent_width * (c.core == "gru"), c.width, 1, sample),
+        "prior": PriorHeads(c.members, c.recurrent_width, c.width, outputs),
+        "posterior": head(embedded + c.recurrent_width * (c.core == "gru"), c.width, 1, outputs),
         "reward": head(features, c.width, 1, HEAD.out_dim, 0.0),
         "continuation": head(features, c.width, 1, 1),
     }

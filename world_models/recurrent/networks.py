@@ -86,7 +86,7 @@ class BlockGRU(nn.Module):
         self.gates = BlockLinear(blocks, size, 3 * size)
 
     def forward(self, h: Tensor, sample: Tensor, action: Tensor) -> Tensor:
-        """h [..., D], sample [..., S C], action [..., A] -> [..., D]. Actions beyond [-1, 1] count as the nearest
+        """h [..., D], sample [..., Z], action [..., A] -> [..., D]. Actions beyond [-1, 1] count as the nearest
         within."""
         action = action / action.abs().clamp(min=1.0).detach()
         x = torch.cat([net(x) for net, x in zip(self.inputs, (h, sample, action), strict=True)], -1)
@@ -106,9 +106,9 @@ def gated(h: Tensor, reset: Tensor, candidate: Tensor, update: Tensor) -> Tensor
 
 
 class PriorHeads(nn.Module):
-    """M predictions of the latent sample from the recurrent state: [..., D] -> logits [..., M, S C]."""
+    """M predictions of the latent sample from the recurrent state: [..., D] -> [..., M, outputs]."""
 
-    def __init__(self, members: int, recurrent: int, width: int, sample: int) -> None:
+    def __init__(self, members: int, recurrent: int, width: int, outputs: int) -> None:
         super().__init__()
         self.members = members
         self.net = nn.Sequential(
@@ -116,7 +116,7 @@ class PriorHeads(nn.Module):
             Activation(members, width),
             BlockLinear(members, width, width),
             Activation(members, width),
-            BlockLinear(members, width, sample),
+            BlockLinear(members, width, outputs),
         )
 
     def forward(self, h: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """What the latent model is trained for: to reconstruct its observations (DreamerV3, arXiv 2301.04104), to predict
-rewards from as little of them as that takes (RePo, arXiv 2309.00082), or to tell observations apart, and actions from
-what changed (InfoPower, arXiv 2204.08585). All predict rewards, and whether episodes go on.
+rewards from as little of them as that takes (RePo, arXiv 2309.00082), to tell observations apart, and actions from
+what changed (InfoPower, arXiv 2204.08585), or nothing else. All predict rewards, and whether episodes go on.
 
 Shapes: T states of a window; B windows.
 """
@@ -19,7 +19,8 @@ from offrl.data.samplers.states import ARRIVAL_REWARDS, IS_FIRST, IS_TERMINAL, P
 from offrl.families.sequence import masked_mean
 from offrl.nn.heads import symlog
 from offrl.nn.policies import gaussian_log_prob
-from offrl.world_models.recurrent.latents import Latents, LatentWindows, kl, one_head
+from offrl.world_models.recurrent.distributions import one_head
+from offrl.world_models.recurrent.latents import Latents, LatentWindows
 from offrl.world_models.recurrent.networks import HEAD
 
 LOG_STD = (-2.0, 2.0)  # of actions told from states
@@ -29,12 +30,14 @@ def reconstruction(
     latents: Latents, windows: LatentWindows, batch: Batch, key: Tensor, params: Mapping[str, Params]
 ) -> Loss:
     """-ln p(o_t) - ln p(r_t) - ln p(c_t) + 1.0 max(1, KL(sg q | p)) + 0.1 max(1, KL(q | sg p)), with the rewards that
-    led to the states; free_bits_of=mean: max(1, mean KL) in place of the mean of max(1, KL).
+    led to the states; free_bits_of=mean: max(1, mean KL) in place of the mean of max(1, KL). objective=none: with
+    ln p(o_t | sg s_t), so that the decoder is a probe, and the model learns from the rest.
     """
     features = windows.state.features
     balanced, divergence = balanced_kl(latents, windows, batch, key)
     reward, continuation = predictions(latents, features, batch)
-    error = squared_error(latents.apply("decoder", features), batch["observations"])
+    inputs = features.detach() if latents.config.objective == "none" else features
+    error = squared_error(latents.apply("decoder", inputs), batch["observations"])
     drawing = masked_mean(error, batch[VALID])
     metrics = {
         "model/kl": divergence,
@@ -53,7 +56,10 @@ def bottleneck(
     """
     c, valid = latents.config, batch[VALID]
     prior, ahead, share = one_head(windows.prior, key), c.dynamics_weight, c.representation_weight
-    forward, backward = kl(windows.posterior.detach(), prior), kl(windows.posterior, prior.detach())
+    forward, backward = (
+        latents.kind.kl(windows.posterior.detach(), prior),
+        latents.kind.kl(windows.posterior, prior.detach()),
+    )
     excess = masked_mean(ahead * forward + share * backward, valid) / (ahead + share) - c.kl_limit
     log_weight = params["multiplier"]["log"]
     weight = log_weight.detach().exp()
@@ -98,6 +104,7 @@ OBJECTIVES: dict[str, Callable[..., Loss]] = {
     "reconstruction": reconstruction,
     "bottleneck": bottleneck,
     "information": information,
+    "none": reconstruction,
 }
 
 
@@ -106,8 +113,8 @@ def balanced_kl(latents: Latents, windows: LatentWindows, batch: Batch, key: Ten
     its mean.
     """
     c, valid, prior = latents.config, batch[VALID], one_head(windows.prior, key)
-    divergence = kl(windows.posterior.detach(), prior)
-    representation = kl(windows.posterior, prior.detach())
+    divergence = latents.kind.kl(windows.posterior.detach(), prior)
+    representation = latents.kind.kl(windows.posterior, prior.detach())
     if c.free_bits_of == "mean":
         divergences = [masked_mean(x, valid).clamp(min=c.free_bits) for x in (divergence, representation)]
     else:

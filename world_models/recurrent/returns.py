@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from offrl.world_models.recurrent.latents import LatentWindows, disagreement
+from offrl.world_models.recurrent.distributions import latent_kind
+from offrl.world_models.recurrent.latents import LatentWindows
 from offrl.world_models.recurrent.settings import LatentConfig
 
 
@@ -13,7 +14,7 @@ def penalised(config: LatentConfig, rewards: Tensor, doubts: list[Tensor], windo
     """Rewards [H + 1, N] less the penalty of disagreements [N] of the heads at each of these states."""
     if config.members == 1:
         return rewards
-    unit = disagreement(windows.prior).mean().detach() if config.penalty_unit == "mean" else 1.0
+    unit = latent_kind(config).disagreement(windows.prior).mean().detach() if config.penalty_unit == "mean" else 1.0
     return rewards - config.penalty * torch.stack(doubts) / unit
 
 

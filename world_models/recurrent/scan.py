@@ -134,7 +134,7 @@ class ScanCore(nn.Module):
     def forward(
         self, sample: Tensor, action: Tensor, memory: ScanMemory, first: Tensor | None = None
     ) -> tuple[Tensor, ScanMemory]:
-        """sample [T, B, S C] and action [T, B, A] before each step, the memory of rows before the first step, first:
+        """sample [T, B, Z] and action [T, B, A] before each step, the memory of rows before the first step, first:
         bool [T, B], steps before which the memory is emptied (None: none) -> [T, B, D], and the memory after each step
         [T, B, ...], constants where there are several steps. Actions beyond [-1, 1] count as the nearest within.
         """

@@ -39,10 +39,16 @@ class LatentConfig:
     blocks: int = setting(
         8, "blocks of the recurrent network (heads of the scan), of which none reads another's state", low=1
     )
-    scan_layers: int = setting(2, "scan: layers", low=1)
-    scan_states: int = setting(16, "scan: numbers that are kept of each of twice recurrent_width", low=1)
-    groups: int = setting(32, "categorical variables of a latent state", low=1)
-    classes: int = setting(4, "values of each of them", low=2)
+    scan_layers: int = setting(2, "core=scan: layers", low=1)
+    scan_states: int = setting(16, "core=scan: numbers that are kept of each of twice recurrent_width", low=1)
+    latents: str = setting(
+        "classes",
+        "what a latent sample is made of: classes of several groups (DreamerV2), or normal numbers (PlaNet, DreamerV1)",
+        choices=("classes", "gaussian"),
+    )
+    groups: int = setting(32, "latents=classes: categorical variables of a latent state", low=1)
+    classes: int = setting(4, "latents=classes: values of each of them", low=2)
+    latent: int = setting(30, "latents=gaussian: numbers of a latent sample", low=1)
     width: int = setting(64, "width of all other layers", low=1)
     depth: int = setting(
         4, "images: unit of the channels of the encoder dreamer and of the decoder (DreamerV3's size12m: 16)", low=1
@@ -50,37 +56,50 @@ class LatentConfig:
     objective: str = setting(
         "reconstruction",
         "what trains the model beside rewards and ends: to draw observations again, a bottleneck of what it sees of "
-        "them (RePo), or to tell observations apart, and actions from what changed (InfoPower)",
-        choices=("reconstruction", "bottleneck", "information"),
+        "them (RePo), to tell observations apart, and actions from what changed (InfoPower), or nothing: observations "
+        "are drawn again by a probe, which trains the decoder alone",
+        choices=("reconstruction", "bottleneck", "information", "none"),
     )
     dynamics_weight: float = setting(1.0, "weight of the KL divergence that trains the prior", low=0.0)
     representation_weight: float = setting(
         0.1, "weight of the KL divergence that trains the posterior, beside that which trains the prior", low=0.0
     )
     free_bits: float = setting(
-        1.0, "reconstruction: a state's KL divergence below this, in nats, trains nothing", low=0.0
+        1.0,
+        "objective=reconstruction|information|none: a state's KL divergence below this, in nats, trains nothing",
+        low=0.0,
     )
     free_bits_of: str = setting(
         "state",
-        "reconstruction: whether that bound is of each state, or of the mean over a batch (DreamerV2)",
+        "objective=reconstruction|information|none: whether that bound is of each state, or of the mean over a batch "
+        "(DreamerV2)",
         choices=("state", "mean"),
     )
     unimix: float = setting(
-        0.01, "share of the uniform distribution in each categorical (DreamerV2: 0)", low=0.0, high=1.0
+        0.01,
+        "latents=classes: share of the uniform distribution in each categorical (DreamerV2: 0)",
+        low=0.0,
+        high=1.0,
     )
     kl_limit: float = setting(
-        3.0, "bottleneck: largest mean KL divergence of posterior and prior, in nats a state", low=0.0
+        3.0, "objective=bottleneck: largest mean KL divergence of posterior and prior, in nats a state", low=0.0
     )
     kl_weight: float = setting(
-        1e-5, "bottleneck: weight of the KL divergence at the start, which rises while it is above its limit", above=0.0
+        1e-5,
+        "objective=bottleneck: weight of the KL divergence at the start, which rises while it is above its limit",
+        above=0.0,
     )
     multiplier_learning_rate: float = setting(
-        1e-4, "bottleneck, information: Adam's rate for the logarithm of kl_weight or contrast_weight", low=0.0
+        1e-4,
+        "objective=bottleneck|information: Adam's rate for the logarithm of kl_weight or contrast_weight",
+        low=0.0,
     )
-    contrast_limit: float = setting(2.0, "information: largest mean contrastive loss, in nats a state (ours)", low=0.0)
+    contrast_limit: float = setting(
+        2.0, "objective=information: largest mean contrastive loss, in nats a state (ours)", low=0.0
+    )
     contrast_weight: float = setting(
         1.0,
-        "information: weight of the contrastive loss at the start, which rises while it is above its limit",
+        "objective=information: weight of the contrastive loss at the start, which rises while it is above its limit",
         above=0.0,
     )
     horizon: int = setting(5, "imagined steps from each state of a batch (DreamerV3: 15)", low=1)

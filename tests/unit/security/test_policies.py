@@ -90,6 +90,7 @@ def watched() -> Iterator[None]:
         ("rssm", {"scan_states": 90_000_000}),
         ("rssm", {"scan_layers": 90_000_000}),
         ("rssm", {"groups": 90_000_000}),
+        ("rssm", {"latent": 90_000_000, "latents": "gaussian"}),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else value,
 )
