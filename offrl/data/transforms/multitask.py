@@ -41,8 +41,8 @@ def as_tasks(datasets: Sequence[Dataset]) -> list[Dataset]:
 def _by_column(dataset: Dataset) -> Dataset:
     if TASKS not in dataset.columns:
         raise UserError(
-            f"dataset.multitask=true: nothing says of which task a row of {dataset.spec.name} is: dataset.fields.{TASKS}="
-            "KEY names the column, or dataset.concatenate=[...] the data of other tasks"
+            f"dataset.multitask=true: nothing says of which task a row of {dataset.spec.name} is: "
+            f"dataset.fields.{TASKS}=KEY names the column, or dataset.concatenate=[...] the data of other tasks"
         )
     names, numbers = episode_tasks(dataset).unique(return_inverse=True)
     base = dataset.spec.task or Task(dataset.spec.name)
