@@ -2,8 +2,8 @@
 manager chooses a goal every few steps, as a code of a goal autoencoder, and a worker is rewarded for reaching it, both
 in imagination.
 
-Ours, for data without an environment: RSSM's penalty of the task's rewards, and no exploration reward. Model and
-critics are RSSM's, where Director's are DreamerV2's; all deviations: docs/algorithms/director.md.
+Ours, for data without an environment: RSSM's penalty of the task's rewards, and no exploration reward. All
+deviations: docs/algorithms/director.md.
 """
 
 from __future__ import annotations
@@ -111,9 +111,8 @@ class Director(RecurrentModel[DirectorConfig]):
         gain, critic, extra = self.valued("critic", params, state, x, rewards, alive)
         more, other, moments = self.valued("exploration_critic", params, state, x, surprise, alive)
         log_prob = (journey.codes.unflatten(-1, log_probs.shape[-2:]) * log_probs).sum((-2, -1))
-        entropy = entropy_shares(log_probs)
         loss, metrics, weight = policy_loss(
-            c, "manager", state.extra, gain + c.exploration_weight * more, entropy, alive, log_prob
+            c, "manager", state.extra, gain + c.exploration_weight * more, entropy_shares(log_probs), alive, log_prob
         )
         metrics |= {"manager/reward": rewards.mean(), "manager/surprise": surprise.mean()}
         return loss + critic + other, metrics, {**extra, **moments, **weight}
@@ -143,8 +142,10 @@ class Director(RecurrentModel[DirectorConfig]):
         return model + goal + worker + manager, metrics, {**extra, **more, **last}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
-        before, names = state, (*self.model, *POLICIES, *CRITICS)
-        state, metrics, extra = self.descend(state, names, self.loss, in_time(batch), key, aux=True)
+        before = state
+        state, metrics, extra = self.descend(
+            state, (*self.model, *POLICIES, *CRITICS), self.loss, in_time(batch), key, aux=True
+        )
         state = state.with_extra(**extra)
         for name in CRITICS:
             state = self.polyak(state, name)

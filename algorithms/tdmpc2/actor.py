@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from offrl import rng
+from offrl import losses, rng
 from offrl.algorithm import Actor, Batch, Carry, Params
 from offrl.algorithms.tdmpc2.networks import HEAD
 from offrl.data.samplers.states import steps_of
@@ -102,20 +102,28 @@ class LatentPlanner(Actor):
         return (mean + log_std.exp() * noise).tanh()
 
     def returns(self, latents: Tensor, plans: Tensor, key: Tensor) -> Tensor:
-        """sum_t gamma^t r_t + gamma^H Q(z_H, pi(z_H)) of plans [B, P, H, A] from latents [B, L]: [B, P], where Q is the
-        mean of two critics and nothing counts after a terminal.
+        """R = sum_t gamma^t r_t + gamma^H Q(z_H, pi(z_H)) of plans [B, P, H, A] from latents [B, L]: [B, P], where Q is
+        the mean of two critics and nothing counts after a terminal; ours: less plan_distance_weight mean_P |R| / 2.5
+        sum_t gamma^t (a_t - tanh mu(z_t))^2.
         """
         pair, draws = rng.split(key)
         z, weight = _each(latents, plans.shape[1]), plans.new_ones(())
         total, discount = torch.zeros_like(plans[..., 0, 0]), self.algorithm.discount(z)
+        distance, distance_weight = torch.zeros_like(total), self.algorithm.config.plan_distance_weight
         for t in range(plans.shape[2]):
+            if distance_weight:
+                mean, log_std = self.apply("actor", z)
+                error = (plans[:, :, t] - mean.tanh()).square()
+                distance = distance + weight * self.algorithm.per_action(error, log_std)
             step = self.apply("model", z, plans[:, :, t])
             z, total = step.latent, total + weight * HEAD.mean(step.reward)
             weight = weight * discount
             if step.termination is not None:
                 weight = weight * (step.termination <= 0.0)
         action = self._policy(z, rng.normal(draws, (plans.shape[1], plans.shape[-1])))
-        return total + weight * self.algorithm.critics.mean_q(self.state.params["critic"], z, action, pair)
+        total = total + weight * self.algorithm.critics.mean_q(self.state.params["critic"], z, action, pair)
+        size = total.abs().where(total.isfinite(), torch.nan).nanmean(1, keepdim=True) / losses.CLONING
+        return total - distance_weight * size * distance if distance_weight else total
 
 
 def _each(latents: Tensor, count: int) -> Tensor:

@@ -3,8 +3,9 @@
 Encoder, latent dynamics, rewards and critics learn together from windows of states; a policy maximises the critics, and
 acting plans around it. Ours is the pessimism for data without an environment, for which nothing is published: the
 policy also clones the data (`bc_weight`), targets take the smallest of all critics (`target_critics`), and plans stay
-near the policy's (`plan_start`, `plan_proposals`, `plan_std_max`, `plan_temperature`). Windows are drawn alike, where
-the authors draw an episode first, and images are encoded otherwise; all deviations: docs/algorithms/tdmpc2.md.
+near the policy's (`plan_distance_weight`, `plan_start`, `plan_proposals`, `plan_std_max`, `plan_temperature`). Windows
+are drawn alike, where the authors draw an episode first, and images are encoded otherwise; all deviations:
+docs/algorithms/tdmpc2.md.
 """
 
 from __future__ import annotations
@@ -148,7 +149,8 @@ class TDMPC2(ManyTasks, Algorithm[TDMPC2Config]):
 
     def actor_loss(self, actor: Params, state: TrainState, batch: Batch, latents: Tensor, key: Tensor) -> Loss:
         """-mean_t rho^t [Q(z_t, a) / S + 1e-4 H], a ~ pi(z_t), Q the mean of two critics, H = -A log N(u) of the action
-        before tanh (equation 6 and the authors' code); ours: + bc_weight E|Q / S| / 2.5 mean_t rho^t (tanh mu - a_t)^2.
+        before tanh (equation 6 and the authors' code); ours: + bc_weight E|Q / S| / 2.5 mean_t rho^t (a - a_t)^2,
+        of the drawn action, so that its spread counts as well: values are of drawn actions.
         """
         c, keys = self.config, rng.split(key, 3)
         mean, log_std = self.apply("actor", actor, latents)
@@ -159,7 +161,7 @@ class TDMPC2(ManyTasks, Algorithm[TDMPC2Config]):
         first = q[0].detach()
         spread = losses.percentile(first, 0.95) - losses.percentile(first, 0.05)
         scale = torch.lerp(state.extra["scale"], spread.clamp(min=1.0), c.polyak)
-        error = (mean[:-1].tanh() - batch["actions"][:-1]).square()
+        error = (action[:-1] - batch["actions"][:-1]).square()
         cloning = self.weighted(self.per_action(error, log_std[:-1]))
         size = (q.detach() / scale).abs().mean() / losses.CLONING
         loss = c.bc_weight * size * cloning - self.weighted(q / scale + c.entropy_weight * entropy)

@@ -74,6 +74,12 @@ class TDMPC2Config(MPPISettings):
     plan_proposals: int = setting(
         64, "of the plans tried, those that the policy draws (TD-MPC2: 24)", low=0, acting=True
     )
+    plan_distance_weight: float = setting(
+        1.0,
+        "weight of a plan's squared distance from the policy's actions, in units in which 1 is TD3+BC's (TD-MPC2: 0)",
+        low=0.0,
+        acting=True,
+    )
     plan_temperature: float = setting(
         5.0, "inverse temperature of the elites' weights in units of returns (TD-MPC2: 0.5)", low=0.0, acting=True
     )

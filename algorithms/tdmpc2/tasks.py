@@ -63,10 +63,10 @@ class ManyTasks:
         return state._replace(params={**state.params, "model": model}), latents
 
     def per_action(self, errors: Tensor, log_std: Tensor) -> Tensor:
-        """Errors [..., A], of several tasks their mean [...] over the task's actions: 0 are those that it lacks, whose
-        log standard deviation is -inf.
+        """The mean [...] of errors [..., A] over actions; a task lacks those whose log standard deviation is -inf, and
+        their errors are 0.
         """
-        return errors.sum(-1) / (log_std != -torch.inf).sum(-1) if self.parts else errors
+        return errors.sum(-1) / (log_std != -torch.inf).sum(-1)
 
 
 def embedding_of(spec: DataSpec) -> int:

@@ -54,8 +54,8 @@ GROUPS = {
     ),
     "plan": (
         "plan_horizon plan_every plan_context plan_max_length plan_iterations plan_population plan_elites "
-        "plan_particles plan_members plan_start plan_proposals plan_action plan_alpha plan_discount plan_temperature "
-        "plan_std_min plan_std_max"
+        "plan_particles plan_members plan_start plan_proposals plan_action plan_alpha plan_discount "
+        "plan_distance_weight plan_temperature plan_std_min plan_std_max"
     ),
     "goals": (
         "value_current value_trajectory value_random value_geometric "

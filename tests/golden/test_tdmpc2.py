@@ -274,7 +274,7 @@ def test_an_update_in_plain_torch(settings: dict[str, Any]) -> None:
     moved = Plain(after._replace(params={**after.params, "actor": state.params["actor"]}))
     pair, latents = rng.split(keys[2], 3), latents.detach()
     noise = rng.normal(pair[0], (H + 1, B, A))
-    action, mean, log_std = moved.policy(latents, noise)
+    action, _, log_std = moved.policy(latents, noise)
     x = torch.cat([latents, action], -1)
     q = torch.stack([value_of(moved.critics[i](x)) for i in rng.uniform(pair[1], (E,)).topk(2).indices.tolist()]).mean(
         0
@@ -285,7 +285,7 @@ def test_an_update_in_plain_torch(settings: dict[str, Any]) -> None:
     rho = 0.5 ** torch.arange(H + 1)
     loss = (-(1e-4 * -A * log_prob + q / scale).mean(-1) * rho).mean()
     if not settings:
-        error = (mean[:-1] - batch["actions"].transpose(0, 1)[:-1]).square().mean((1, 2))
+        error = (action[:-1] - batch["actions"].transpose(0, 1)[:-1]).square().mean((1, 2))
         loss = loss + (q / scale).detach().abs().mean() / 2.5 * (rho[:-1] * error).mean()
     assert float(metrics["actor/scale"]) == pytest.approx(scale, rel=1e-5) == float(after.extra["scale"])
     assert float(metrics["actor/loss"]) == pytest.approx(float(loss), rel=1e-4, abs=1e-6)
@@ -341,7 +341,9 @@ def test_the_policy_of_latents(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_returns_of_plans() -> None:
-    """By hand for each plan alone; after a predicted terminal nothing counts."""
+    """By hand for each plan alone; after a predicted terminal nothing counts. A distance from the policy's actions
+    costs as much as in TD3+BC.
+    """
     algorithm, state = make()
     g = torch.Generator().manual_seed(0)
     latents, plans = simnorm(torch.randn(2, LATENT, generator=g)), torch.rand(2, 5, 3, A, generator=g) * 2 - 1
@@ -352,18 +354,23 @@ def test_returns_of_plans() -> None:
     actor, plain, key = algorithm.actor(state), Plain(state), rng.make_key(1)
     pair, draws = rng.split(key)
     noise, among = rng.normal(draws, (5, A)), rng.uniform(pair, (E,)).topk(2).indices.tolist()
-    expected, ended = torch.zeros(2, 5), 0
+    expected, distances, ended = torch.zeros(2, 5), torch.zeros(2, 5), 0
     for b in range(2):
         for p in range(5):
             z, alive, total = latents[b], 1.0, 0.0
             for t in range(3):
                 x = torch.cat([z, plans[b, p, t]])
+                error = float((plans[b, p, t] - plain.policy(z, torch.zeros(A))[0]).square().mean())
+                distances[b, p] += alive * 0.9**t * error
                 total, z = total + alive * 0.9**t * float(value_of(plain.reward(x))), plain.dynamics(x)
                 alive *= float(plain.ends(z).sigmoid() <= 0.5)
             x = torch.cat([z, plain.policy(z, noise[p])[0]])
             value = sum(float(value_of(plain.critics[i](x))) for i in among) / 2
             expected[b, p], ended = total + alive * 0.9**3 * value, ended + (alive == 0.0)
     assert 0 < ended < 10
+    penalty = expected.abs().mean(1, keepdim=True) / 2.5 * distances
+    torch.testing.assert_close(actor.returns(latents, plans, key), expected - penalty, rtol=1e-4, atol=1e-4)  # type: ignore[attr-defined]
+    actor = make(plan_distance_weight=0.0)[0].actor(state)
     torch.testing.assert_close(actor.returns(latents, plans, key), expected, rtol=1e-4, atol=1e-4)  # type: ignore[attr-defined]
 
 
@@ -550,8 +557,7 @@ def test_an_update_of_two_tasks_by_hand() -> None:
             x = torch.cat([latents[t, b], e, action])
             q[t, b] = sum(float(value_of(moved.critics[i](x))) for i in among) / 2
             if t < H:
-                mean = moved.actor(torch.cat([latents[t, b], e]))[:count].tanh()
-                bc[t, b] = (mean - batch["actions"][b, t, :count]).square().mean()
+                bc[t, b] = (action - batch["actions"][b, t])[:count].square().mean()
     spread = torch.quantile(q[0], 0.95) - torch.quantile(q[0], 0.05)
     scale, rho = 1.5 + 0.01 * (max(float(spread), 1.0) - 1.5), 0.5 ** torch.arange(H + 1)
     loss = -((q / scale + 1e-4 * entropy).mean(-1) * rho).mean()
@@ -616,7 +622,7 @@ def test_plans_of_a_task_use_its_own_actions(explore: bool, monkeypatch: pytest.
 
 def test_returns_of_plans_by_the_discount_of_their_task() -> None:
     """Rewards of 1, no values and no ends: 1 + gamma + gamma^2."""
-    algorithm, state, batch = make_many(episodic=False)
+    algorithm, state, batch = make_many(episodic=False, plan_distance_weight=0.0)
     ones = torch.full((101,), -1e3)
     ones[50 + round(np.log(2.0) / 0.2 - 0.5)] = 0.0
     params = {name: torch.zeros_like(x) for name, x in state.params["model"].items()}
