@@ -460,6 +460,41 @@ def test_what_a_recurrent_model_cannot_learn_from(settings: dict[str, Any], word
 LATENT: dict[str, Any] = {"algo.latent": 4, "algo.action_latent": 4, "algo.target_every": 5, "algo.horizon": 2}
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {"algo": "tdmpc2", "algo.horizon": 9, "algo.discount": 0.9, "algo.episodic": False},
+            "tdmpc2 learns from 10 states in a row .* for 8 steps .*: a smaller algo.horizon, or a larger max_steps=",
+        ),
+        (
+            {"algo": "mrq", "algo.horizon": 2, "algo.n_step": 9},
+            "mrq learns from 10 .* a terminal: a smaller algo.n_step",
+        ),
+        (
+            {"algo": "td3_bc", "mixing": 0.5, "algo.representation": "mrq", "algo.representation_horizon": 9},
+            "td3_bc learns from 10 states .*: a smaller algo.representation_horizon, or",
+        ),
+        (
+            {"algo": "mrq", "algo.horizon": 5, "envs": 8},
+            "mrq learns from 6 .* for 4 steps .*: a smaller algo.horizon, or more steps=",
+        ),
+    ],
+)
+def test_windows_of_more_states_than_episodes_have(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
+    """Of which no run would ever learn; and nothing of it stays."""
+    given = {"mixing": 0, "seeds": 1, "steps": 32, "warmup": 16, "max_steps": 8, "algo.batch_size": 8, **settings}
+    refused(words, lambda: tune(None, tmp_path / "runs", **given))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_refused_for_its_data_a_run_leaves_nothing(tmp_path: Path) -> None:
+    """Data are cut to windows when the run's settings have been written."""
+    given = {"algo": "tdmpc2", "algo.horizon": 30, "algo.plan_horizon": 2, "seeds": 1, "warmup": 16}
+    refused("no window of 31 states", lambda: tune(None, tmp_path / "runs", steps=60, **given))
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.nightly
 @pytest.mark.usefixtures("heeds_signals")
 @pytest.mark.parametrize("parent", [False, True])
