@@ -74,8 +74,8 @@ class LatentPlanner(Actor):
         """None: the policy alone is exported. Raises UserError where it plans."""
         if self.algorithm.config.planning:
             raise UserError(
-                "a policy of tdmpc2 that plans cannot be exported: algo.planning=false trains the same networks, whose "
-                "policy acts alone"
+                "a policy of tdmpc2 that plans cannot be exported: offrl export RUN acting.planning=false (in Python "
+                "policy.with_settings) exports its policy alone"
             )
 
     def _bounds(self, device: torch.device | str, latents: Tensor | None = None) -> tuple[Tensor, Tensor]:
