@@ -88,6 +88,8 @@ def test_what_does_not_fit_into_memory(offrl: Offrl) -> None:
     result = offrl("train algo=bc algo.batch_size=1000000000000")
     doubt, error = result.err.splitlines()
     assert result.status == 2 and "more than the 60,396 rows" in doubt and "out of memory" in error
+    for size in ("9000000000000", "9000000000000000000"):
+        refused(offrl(f"train algo=bc algo.hidden=[{size},8]"), "networks of bc do not fit", f"algo.hidden=[{size},8]")
 
 
 def test_config_files(offrl: Offrl, tmp_path: Path) -> None:
