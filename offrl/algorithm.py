@@ -35,10 +35,10 @@ from offrl.nn.encoders.streams import (
     trained_by,
     with_observations,
 )
-from offrl.nn.meta_check import that_fit
 from offrl.nn.policies import Policy
 from offrl.optim import Adam, OptState, Params, constant, gradient
 from offrl.pretrained import Requirement
+from offrl.settings.field import that_fit
 from offrl.settings.train import TrainConfig
 
 Metrics = dict[str, Tensor]

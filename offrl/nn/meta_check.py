@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from offrl.data.containers.guard import words
-from offrl.errors import UserError, out_of_memory
-from offrl.settings.field import shown_value
+from offrl.errors import UserError
 
 OPERATIONS = 100_000  # calls that drawing networks may take; 500 critics of two layers take 12,000
 FREE = 1_000_000_000  # bytes that networks may take which no file holds, such as the critics beside a policy
@@ -62,28 +61,6 @@ def of_file(tensors: Mapping[str, Tensor]) -> Iterator[None]:
         yield
     finally:
         _stored.reset(token)
-
-
-@contextlib.contextmanager
-def that_fit(config: Any) -> Iterator[None]:
-    """Within it, networks are made by the settings `config`. Raises UserError where the memory does not suffice, with
-    the largest of these settings.
-    """
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
-            raise
-        numbers = {name: value for name, value in vars(config).items() if name != "batch_size"}
-        sizes = {
-            name: max((n for n in (value if isinstance(value, list) else [value]) if type(n) is int), default=0)
-            for name, value in numbers.items()
-        }
-        name = max(sizes, key=lambda name: sizes[name])
-        raise UserError(
-            f"the networks of {config.name} do not fit into memory: its largest setting is "
-            f"algo.{name}={shown_value(numbers[name])}, and a smaller one may do"
-        ) from None
 
 
 def check_acting(config: Any, names: Iterable[str], size: float, most: float = ACTING) -> None:
