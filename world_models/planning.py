@@ -106,11 +106,12 @@ def check_plan(config: Any) -> None:
 
 def check_plan_memory(config: Any, action_dim: int, width: int = 0) -> None:
     """Raise UserError where the plans of a state take too much memory. width: of the layers that all of them go through
-    at once.
+    at once, by `latent` and `hidden`; 0: they do not.
     """
     # what was measured: 10 float32 for each number of a plan, and of the widest layer
     size = 40.0 * config.plan_population * (config.plan_horizon * action_dim + width)
-    check_acting(config, ("plan_population", "plan_horizon"), size, PLANS)
+    names = "plan_population", "plan_horizon", *(("latent", "hidden") if width else ())
+    check_acting(config, names, size, PLANS)
 
 
 def first_plan(batch: int, horizon: int, low: Tensor, high: Tensor) -> Tensor:

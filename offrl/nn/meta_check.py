@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from offrl.data.containers.guard import words
 from offrl.errors import UserError
+from offrl.settings.field import shown_value
 
 OPERATIONS = 100_000  # calls that drawing networks may take; 500 critics of two layers take 12,000
 FREE = 1_000_000_000  # bytes that networks may take which no file holds, such as the critics beside a policy
@@ -68,10 +69,10 @@ def check_acting(config: Any, names: Iterable[str], size: float, most: float = A
     `names` of the algorithm.
     """
     if size > most:
-        settings = " and ".join(f"algo.{name}={getattr(config, name)}" for name in names)
+        settings = ", ".join(f"algo.{name}={shown_value(getattr(config, name))}" for name in names)
         raise UserError(
             f"{settings}: each action would take {words(int(size))} of memory for every state, and {words(int(most))} "
-            "at most is allowed: lower them"
+            "at most is allowed: lower one of them"
         )
 
 

@@ -452,7 +452,7 @@ def test_refusals() -> None:
         ("algo.plan_proposals=11 is more than algo.plan_population=10", {"plan_proposals": 11}),
         ("algo.plan_elites=20 is more than algo.plan_population=10", {"plan_elites": 20}),
         ("plan_population times algo.plan_horizon times algo.plan_iterations is 6,000,", {"plan_population": 10**9}),
-        ("algo.plan_population=1000000 and algo.plan_horizon=3: each action would take", {"plan_population": 10**6}),
+        ("algo.plan_population=1000000, algo.plan_horizon=3, algo.latent=", {"plan_population": 10**6}),
     ):
         with pytest.raises(UserError, match=message):
             make(**settings)
