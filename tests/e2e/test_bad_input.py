@@ -128,6 +128,11 @@ def test_columns(offrl: Offrl, write: Any, case: str) -> None:
     assert not Path("runs").exists()
 
 
+def test_windows_longer_than_episodes(offrl: Offrl) -> None:
+    refused(offrl("train algo=tdmpc2 algo.horizon=3000 eval.env=none"), "no window of 3001 states", "algo.horizon")
+    assert not Path("runs").exists()
+
+
 def test_broken_files(offrl: Offrl, write: Any, tmp_path: Path) -> None:
     whole = write("good.hdf5").read_bytes()
     for name, content, word in (
