@@ -10,6 +10,7 @@ from torch import Tensor
 from offrl import rng
 from offrl.algorithm import Actor, Batch, Carry, Params
 from offrl.algorithms.tdmpc2.networks import HEAD
+from offrl.algorithms.tdmpc2.settings import check_settings
 from offrl.data.samplers.states import steps_of
 from offrl.errors import UserError
 from offrl.world_models.open_loop import Expected
@@ -39,6 +40,7 @@ class LatentPlanner(Actor):
         c = self.algorithm.config
         if not c.planning:
             return None
+        check_settings(c, self.algorithm.spec.action_dim)  # `acting.` may have changed some
         return LatentPlan(first_plan(episodes, c.plan_horizon, *self._bounds("cpu")))
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:

@@ -23,6 +23,7 @@ from offrl.data.samplers.states import StateSampler
 from offrl.data.transforms.episodes import concatenate
 from offrl.data.transforms.multitask import as_tasks
 from offrl.errors import UserError
+from offrl.evaluation.policy import TrainedPolicy
 from offrl.nn.simnorm import simnorm
 from offrl.settings.train import TrainConfig
 from offrl.tasks.task import Task
@@ -456,6 +457,9 @@ def test_refusals() -> None:
     ):
         with pytest.raises(UserError, match=message):
             make(**settings)
+    policy = TrainedPolicy(*make(), 0)
+    with pytest.raises(UserError, match=r"algo.plan_elites=.* is more than algo.plan_population=2"):
+        policy.with_settings({"plan_population": 2}).act(np.zeros(OBS, np.float32))
     config = TrainConfig(algo=TDMPC2Config())
     with pytest.raises(UserError, match="tdmpc2 needs continuous actions"):
         make_algorithm(config, a_dataset(actions=np.arange(40) % 2))
