@@ -22,6 +22,7 @@ from offrl.families.generative.plans import (
     with_first_state,
 )
 from offrl.nn import flow
+from offrl.nn.meta_check import check_acting
 from offrl.nn.temporal_unet import PlanValue, TemporalUnet
 from offrl.registry import register
 from offrl.settings.field import setting
@@ -83,6 +84,7 @@ class Diffuser(Algorithm[DiffuserConfig]):
 
     def modules(self) -> dict[str, nn.Module]:
         c = self.config
+        check_acting(c, ("candidates", "plan_horizon"), 1500.0 * c.candidates * c.plan_horizon * c.base)  # as measured
         value = PlanValue(c.plan_horizon, self.dim, c.base, c.multiples)
         return {"plan": TemporalUnet(self.dim, c.base, c.multiples), "value": value}
 

@@ -54,7 +54,7 @@ class QCConfig(FlowSettings):
     )
     candidates: int = setting(32, "actor_type=best: chunks drawn for each target and decision", low=1)
     acting_candidates: int = setting(
-        0, "actor_type=best: chunks drawn for each decision; 0: candidates", low=0, acting=True
+        0, "actor_type=best: chunks drawn for each decision; 0: candidates", low=0, high=100_000, acting=True
     )
     alpha: float = setting(
         100.0, "actor_type=distil: weight of distillation (in units of Q unless normalize_q)", low=0.0
@@ -111,9 +111,10 @@ class QC(WithCritic, Algorithm[QCConfig]):
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
-        if config.algo.actor_type == "best":
-            actions = dataset.spec.action_dim * (config.algo.length if config.algo.chunked else 1)
-            check_cost(config, config.algo.candidates, dataset.spec.observation_dim, actions, "algo.actor_type=distil")
+        c = config.algo
+        if c.actor_type == "best":
+            actions = dataset.spec.action_dim * (c.length if c.chunked else 1)
+            check_cost(config, c.candidates, dataset.spec.observation_dim, actions, "algo.actor_type=distil")
         return {}
 
     def modules(self) -> dict[str, nn.Module]:
@@ -144,9 +145,10 @@ class QC(WithCritic, Algorithm[QCConfig]):
         zero_noise: all noise is 0.
         """
         c, rows = self.config, observations.shape[0]
-        count = 1 if c.actor_type == "distil" else count
+        distil = c.actor_type == "distil"
+        count = 1 if distil else count
         z = observations.new_zeros(count * rows, self.width) if zero_noise else noise_of(key, count, rows, self.width)
-        if c.actor_type == "distil":
+        if distil:
             return self.apply("actor", state.params["actor"], observations, z).clamp(-1.0, 1.0)
         chunks = self.integrated(state.params["flow"], flow.repeated(observations, count), z).unflatten(0, (count, -1))
         q = self.critic.q(state.params["critic"], observations, chunks)

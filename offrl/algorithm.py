@@ -38,6 +38,7 @@ from offrl.nn.encoders.streams import (
 from offrl.nn.policies import Policy
 from offrl.optim import Adam, OptState, Params, constant, gradient
 from offrl.pretrained import Requirement
+from offrl.settings.field import that_fit
 from offrl.settings.train import TrainConfig
 
 Metrics = dict[str, Tensor]
@@ -175,7 +176,7 @@ class Algorithm(ABC, Generic[ConfigT]):
         self.traits = self._traits(config)
         self.pretrained: Mapping[str, Any] = pretrained or {}
         self.runtime = Runtime()
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), that_fit(config):
             # only their structure is used: `apply` is handed the parameters
             self.networks = self._networks()
         # what makes the vector that other modules see of the data's observations, and the module whose loss trains it
@@ -307,7 +308,7 @@ class Algorithm(ABC, Generic[ConfigT]):
         """The state before the first update. Depends on the seed alone, and leaves torch's global generator as it
         was.
         """
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), that_fit(self.config):
             # `torch.manual_seed` would seed a GPU's too, which is not put back
             torch.default_generator.manual_seed(seed)
             params = initial_params(self._networks(), self.pretrained.get(ENCODER, {}))

@@ -25,6 +25,12 @@ class UserError(Exception):
         super().__init__(*(printable(part) if isinstance(part, str) else part for part in message))
 
 
+def out_of_memory(error: Exception) -> bool:
+    """Whether memory was asked for that is not there, or more than any machine has."""
+    signs = "out of memory", "t allocate memory", "Storage size calculation overflowed"
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(s in str(error) for s in signs))
+
+
 class Interrupted(Exception):
     """A request to stop training, which `step` was reached at; everything is saved."""
 

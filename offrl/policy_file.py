@@ -55,7 +55,10 @@ def read(path: Path) -> tuple[Algorithm, TrainState, int]:
         assets = {n.removeprefix(ASSETS): tensor for n, tensor in tensors.items() if n.startswith(ASSETS)}
         pretrained = kind.load_assets(assets, description) if description is not None else {}
         with outline(str(path)):
-            meta_algorithm = kind(config, data, pretrained)
+            try:
+                meta_algorithm = kind(config, data, pretrained)
+            except UserError as error:
+                raise UserError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
             meta_algorithm.buffers = dict  # no policy needs it, and it may be large
             template = meta_algorithm.init(0)
         acting = {n: template.params[n] for n in meta_algorithm.traits.policy_modules}

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.errors import UserError
+from offrl.nn.meta_check import ACTING, check_acting
 from offrl.settings.field import setting
 
 Returns = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -31,14 +32,9 @@ to all that are.
 """
 
 PLANNERS = ("cem", "mppi")
-PLAN_LIMITS = (  # settings, the largest product, what it counts: a policy file of a stranger may ask for any
-    (("plan_population", "plan_horizon"), 10_000_000, "actions of plans"),
-    (
-        ("plan_population", "plan_horizon", "plan_particles", "plan_iterations"),
-        1_000_000_000,
-        "questions to the model before each action",
-    ),
-)
+PLAN_COSTS = ("plan_population", "plan_horizon", "plan_particles", "plan_iterations")
+QUESTIONS = 1_000_000_000  # to the model before each action: a policy file of a stranger may ask for any number
+PLANS = ACTING / 4  # bytes that the plans of one state may take: many states are planned for at once
 _EDGE = math.erf(math.sqrt(2.0))  # probability that a normal number is within 2 standard deviations
 
 
@@ -95,17 +91,27 @@ def check_plan(config: Any) -> None:
             f"algo.plan_elites={config.plan_elites} is more than algo.plan_population={config.plan_population}: "
             "lower the first or raise the second"
         )
-    for names, most, unit in PLAN_LIMITS:
-        known = [name for name in names if hasattr(config, name)]
-        if (product := math.prod(getattr(config, name) for name in known)) > most:
-            raise UserError(
-                f"{' times '.join(f'algo.{name}' for name in known)} is {product:,} {unit}; at most {most:,} are tried"
-            )
+    known = [name for name in PLAN_COSTS if hasattr(config, name)]
+    if (product := math.prod(getattr(config, name) for name in known)) > QUESTIONS:
+        raise UserError(
+            f"{' times '.join(f'algo.{name}' for name in known)} is {product:,} questions to the model before each "
+            f"action; at most {QUESTIONS:,} are tried"
+        )
     if getattr(config, "planner", "mppi") == "mppi" and config.plan_std_min > config.plan_std_max:
         raise UserError(
             f"algo.plan_std_min={config.plan_std_min} is above algo.plan_std_max={config.plan_std_max}; equal "
             "ones fix the noise"
         )
+
+
+def check_plan_memory(config: Any, action_dim: int, width: int = 0) -> None:
+    """Raise UserError where the plans of a state take too much memory. width: of the layers that all of them go through
+    at once, by `latent` and `hidden`; 0: they do not.
+    """
+    # what was measured: 10 float32 for each number of a plan, and of the widest layer
+    size = 40.0 * config.plan_population * (config.plan_horizon * action_dim + width)
+    names = "plan_population", "plan_horizon", *(("latent", "hidden") if width else ())
+    check_acting(config, names, size, PLANS)
 
 
 def first_plan(batch: int, horizon: int, low: Tensor, high: Tensor) -> Tensor:

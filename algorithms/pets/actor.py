@@ -9,7 +9,7 @@ from torch import Tensor
 
 from offrl import rng
 from offrl.algorithm import Actor, Carry, TrainState
-from offrl.world_models.planning import first_plan, plan
+from offrl.world_models.planning import check_plan, check_plan_memory, first_plan, plan
 
 if TYPE_CHECKING:
     from offrl.algorithms.pets.algorithm import PETS
@@ -38,6 +38,8 @@ class PETSActor(Actor):
 
     def start(self, episodes: int) -> Carry:
         c, spec, (low, high) = self.algorithm.config, self.algorithm.spec, self.bounds("cpu")
+        check_plan(c)  # `acting.` may have changed some settings
+        check_plan_memory(c, spec.action_dim)
         past = torch.zeros(episodes, c.history - 1, spec.observation_dim + spec.action_dim)
         return PETSCarry(first_plan(episodes, c.plan_horizon, low, high), past, 0)
 

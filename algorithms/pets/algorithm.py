@@ -31,11 +31,12 @@ from offrl.algorithms.pets.actor import PETSActor
 from offrl.algorithms.pets.returns import PlanReturns
 from offrl.algorithms.pets.settings import MODEL, PETSConfig, with_model
 from offrl.errors import UserError
+from offrl.nn.meta_check import check_acting
 from offrl.registry import register
 from offrl.world_models import uncertainty
 from offrl.world_models.dynamics import Dynamics, DynamicsSampler, DynamicsSettings, DynamicsSource, data_range
 from offrl.world_models.model import WorldModel, required
-from offrl.world_models.planning import check_plan
+from offrl.world_models.planning import check_plan, check_plan_memory
 
 
 @dataclass(frozen=True)
@@ -120,11 +121,14 @@ class PETS(Dynamics):
     def modules(self) -> dict[str, Any]:
         c = self.config
         check_plan(c)
+        check_plan_memory(c, self.spec.action_dim)
         self.runtime.notes = ()
         modules = super().modules()
         # without what is the planner's: this is what the model's file describes
         self.model = WorldModel(DynamicsSettings(**{n: vars(c)[n] for n in MODEL}), self.spec)
         self.returns = PlanReturns(c, self.spec, self.model)
+        member = sum(p[0].numel() for p in self.model.network.net.parameters())
+        check_acting(c, ("plan_particles",), 8.0 * c.plan_particles * member)  # each has a copy of the member it asks
         evaluations = c.plan_population * c.plan_iterations * c.plan_particles * c.plan_horizon
         self.runtime.notes = (
             *self.runtime.notes,

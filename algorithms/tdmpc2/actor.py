@@ -10,6 +10,7 @@ from torch import Tensor
 from offrl import losses, rng
 from offrl.algorithm import Actor, Batch, Carry, Params
 from offrl.algorithms.tdmpc2.networks import HEAD
+from offrl.algorithms.tdmpc2.settings import check_settings
 from offrl.data.samplers.states import steps_of
 from offrl.errors import UserError
 from offrl.world_models.open_loop import Expected
@@ -39,6 +40,7 @@ class LatentPlanner(Actor):
         c = self.algorithm.config
         if not c.planning:
             return None
+        check_settings(c, self.algorithm.spec.action_dim)  # `acting.` may have changed some
         return LatentPlan(first_plan(episodes, c.plan_horizon, *self._bounds("cpu")))
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
@@ -74,8 +76,8 @@ class LatentPlanner(Actor):
         """None: the policy alone is exported. Raises UserError where it plans."""
         if self.algorithm.config.planning:
             raise UserError(
-                "a policy of tdmpc2 that plans cannot be exported: algo.planning=false trains the same networks, whose "
-                "policy acts alone"
+                "a policy of tdmpc2 that plans cannot be exported: offrl export RUN acting.planning=false (in Python "
+                "policy.with_settings) exports its policy alone"
             )
 
     def _bounds(self, device: torch.device | str, latents: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -68,7 +68,7 @@ class TDMPC2(ManyTasks, Algorithm[TDMPC2Config]):
 
     def modules(self) -> dict[str, nn.Module]:
         c, s = self.config, self.spec
-        check_settings(c)
+        check_settings(c, s.action_dim)
         self.critics = LatentCritics(c, s)
         steps = c.plan_population * c.plan_iterations * c.plan_horizon
         self.runtime.notes = (f"planning asks the model {steps:,} times before each action (algo.plan_*)",) * c.planning
@@ -122,8 +122,7 @@ class TDMPC2(ManyTasks, Algorithm[TDMPC2Config]):
         + BCE(terminal), z_0 = h(s_0), z_{t+1} = d(z_t, a_t) (equation 4), and z_0..z_H [K, B, L].
         """
         c, actions = self.config, batch["actions"][:-1]
-        first = steps_of(batch["observations"], 0)
-        latents, steps = [self.encode(params, state.extra, first)], []
+        latents, steps = [self.encode(params, state.extra, steps_of(batch["observations"], 0))], []
         for action in actions:
             steps.append(self.apply("model", params["model"], latents[-1], action))
             latents.append(steps[-1].latent)

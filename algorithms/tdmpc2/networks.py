@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from offrl.algorithm import DataSpec
+from offrl.algorithms.tdmpc2.settings import BINS
 from offrl.algorithms.tdmpc2.tasks import EMBEDDING, embedding_of
 from offrl.families.multitask.numbers import of_present_actions
 from offrl.nn import MLP, TanhGaussian
@@ -18,7 +19,7 @@ from offrl.nn.policies import Dist
 from offrl.nn.simnorm import SimNormMLP
 
 FORM: dict[str, Any] = {"activation": "mish", "layer_norm": True, "norm_first": True, "init": "gpt"}
-HEAD = SymlogTwoHot(101, 10.0)  # of rewards and values
+HEAD = SymlogTwoHot(BINS, 10.0)  # of rewards and values
 LOG_STD = (-10.0, 2.0)  # of the policy
 
 

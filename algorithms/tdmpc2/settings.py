@@ -9,7 +9,9 @@ from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.nn.simnorm import GROUP
 from offrl.settings.field import defaults, setting
-from offrl.world_models.planning import MPPISettings, check_plan
+from offrl.world_models.planning import MPPISettings, check_plan, check_plan_memory
+
+BINS = 101  # of rewards and values
 
 
 @dataclass
@@ -85,9 +87,11 @@ class TDMPC2Config(MPPISettings):
     )
 
 
-def check_settings(config: TDMPC2Config) -> None:
+def check_settings(config: TDMPC2Config, action_dim: int) -> None:
     """Raise UserError for settings that contradict one another, or that only data decide where there are none."""
     check_plan(config)
+    if config.planning:
+        check_plan_memory(config, action_dim, max(config.latent, *config.hidden, BINS))
     if config.discount is None or config.episodic is None:
         raise UserError(
             "without data nothing says how long episodes are and whether they end in terminals: set algo.discount "

@@ -34,6 +34,7 @@ from offrl.algorithms.tt.model import TokenModel, weighted_loss
 from offrl.algorithms.tt.sampler import TokenSampler
 from offrl.data.samplers.sequences import drawn_episodes
 from offrl.errors import UserError
+from offrl.nn.meta_check import ACTING, check_acting
 from offrl.registry import register
 from offrl.settings.field import setting
 
@@ -162,6 +163,8 @@ class TT(Algorithm[TTConfig]):
         # tokens of an observation, of an action, and of a step
         self.sizes = s.observation_dim, 1 if s.discrete else s.action_dim
         self.dims = sum(self.sizes) + 2
+        numbers = 2 * c.layers * c.width * self.dims * self.longest + 30 * c.bins  # of a plan, as measured
+        check_acting(c, ("beam_width", "beam_expand"), 4.0 * c.beam_width * c.beam_expand * numbers, 2 * ACTING)
         model = TokenModel(self.dims, c.bins, c.context, c.width, c.layers, c.heads, c.dropout)
         self.decayed = model.decayed()
         self.runtime.notes = (

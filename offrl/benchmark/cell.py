@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from offrl.benchmark import plan
-from offrl.errors import UserError, printable
+from offrl.errors import UserError, out_of_memory, printable
 from offrl.system import children
 from offrl.system.addresses import split_login, without_logins
 from offrl.system.files import open_to_append, write_private
@@ -183,7 +183,7 @@ def group_size(config: Any, device: str) -> int:
 
 def _words(error: Exception) -> str:
     """An unforeseen error in one line."""
-    if isinstance(error, MemoryError) or "out of memory" in str(error) or "t allocate memory" in str(error):
+    if out_of_memory(error):
         return "out of memory; a smaller algo.batch_size, group=1, fewer jobs=, or dataset.memory=mmap needs less"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:400]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from offrl.errors import UserError, say, warn
 from offrl.runs.paths import check_run
+from offrl.settings.evaluation import ACTING
 from offrl.settings.field import describe, setting
 
 if TYPE_CHECKING:
@@ -54,11 +55,7 @@ class EvaluateConfig:
         "other rewards for zero-shot policies (fb, breeze), without training: file.py:function, or several, "
         "a.py:f,a.py:g, as dataset.reward_labels; inferred from the run's data; writes RUN/rewards.csv",
     )
-    acting: dict[str, Any] = setting(
-        {},
-        "settings with which policies act otherwise than in training, such as acting.beta=16 acting.decoding=greedy "
-        "(language models)",
-    )
+    acting: dict[str, Any] = setting({}, ACTING)
     shield: str | None = setting(
         None,
         "what corrects actions before they are played: file.py:FUNCTION, a rule(observations, actions) in torch that "

@@ -35,15 +35,16 @@ def run(arguments: list[str]) -> int:
     check_run(arguments[0])
     from offrl.runs.run import SavedRun
     from offrl.settings.compose import fill, parse
+    from offrl.settings.groups import flat_name
     from offrl.settings.replicas import number
 
     values = parse(arguments[1:])
     trained = SavedRun(arguments[0])
     cell = {k.removeprefix("grid."): v for k, v in values.items() if k.removeprefix("grid.") in trained.grid}
-    export_values = {k: v for k, v in values.items() if k.removeprefix("grid.") not in trained.grid}
+    export_values = {flat_name(k): v for k, v in values.items() if k.removeprefix("grid.") not in trained.grid}
     known = [f.name for f in fields(ExportConfig)]
     for name in export_values:
-        if name not in known:
+        if name.partition(".")[0] not in known:
             grid = f", and its grid's {', '.join(trained.grid)}" if trained.grid else ""
             raise UserError(
                 f"offrl export has no setting '{name}'.{nearest(name, [*known, *trained.grid])} Settings: "
@@ -60,7 +61,8 @@ def run(arguments: list[str]) -> int:
     from offrl.export.write import export_run
 
     shield = shield_of(config.shield, config.safe_action, config.constraint, config.world_model)
-    result = export_run(trained, config.format, config.seed, cell, config.out, config.stochastic, config.opset, shield)
+    written = config.format, config.seed, cell, config.out, config.stochastic, config.opset
+    result = export_run(trained, *written, shield, config.acting)
     say(*_report(result))
     return 0
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from offrl.cli import NAMES
-from offrl.errors import UserError, nearest, say
+from offrl.errors import UserError, nearest, out_of_memory, say
 from offrl.system.plugins.loading import VARIABLE, blaming, load_named, typed
 from offrl.system.plugins.loading import scope as plugin_scope
 from offrl.system.trust import trusted
@@ -98,11 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{error.strerror}{f': {error.filename}' if error.filename else ''}; what was saved before is untouched"
         )
     except (MemoryError, RuntimeError) as error:
-        if (
-            not isinstance(error, MemoryError)
-            and "out of memory" not in str(error)
-            and "t allocate memory" not in str(error)
-        ):
+        if not out_of_memory(error):
             raise
         return _fail(
             "out of memory; a smaller algo.batch_size, fewer replicas at once (group=N), or dataset.memory=mmap needs "

@@ -7,7 +7,9 @@ beside it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from offrl.settings.evaluation import ACTING
 from offrl.settings.field import setting
 
 SUFFIX = {"onnx": ".onnx", "pt2": ".pt2", "c": ".c"}
@@ -26,6 +28,7 @@ class ExportConfig:
     stochastic: bool = setting(
         False, "true: sample the policy's distribution, with random numbers as inputs of the file; false: greedy"
     )
+    acting: dict[str, Any] = setting({}, ACTING)
     shield: str | None = setting(
         None, "what corrects actions, in the file too: file.py:FUNCTION, critic or model, as in offrl evaluate"
     )

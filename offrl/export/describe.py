@@ -206,18 +206,22 @@ def _window(
     }
 
 
-def of_run(run: SavedRun, replica: Replica) -> dict[str, Any]:
-    """The origin of one of a run's policies: its algorithm, data, settings and scores."""
+def of_run(run: SavedRun, replica: Replica, acting: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The origin of one of a run's policies: its algorithm, data, settings, and scores where it acts as in training,
+    without `acting`.
+    """
     record = run.record
     data = record["data"]
+    origin: dict[str, Any] = {"cell": dict(replica.values)} if replica.values else {}
+    origin |= {"acting": dict(acting)} if acting else {}
     return {
         "algorithm": run.algorithm,
-        "policy": {"run": run.dir.name, **({"cell": dict(replica.values)} if replica.values else {})},
+        "policy": {"run": run.dir.name, **origin},
         "dataset": {
             k: data.get(k)
             for k in ("name", "source", "version", "fingerprint", "transitions", "episodes", "return_mean")
         },
-        "scores": _scores(run, replica),
+        "scores": [] if acting else _scores(run, replica),
         "packages": {
             **{k: v for k, v in record.get("packages", {}).items() if v is not None},
             "python": record.get("python"),

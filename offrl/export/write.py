@@ -69,15 +69,18 @@ def export_run(
     stochastic: bool = False,
     opset: int | None = None,
     shield: ShieldSettings | None = None,
+    acting: Mapping[str, Any] | None = None,
 ) -> Exported:
     """Export the final policy of one replica: `seed` (the first by default) and, in a grid, the cell `values`, behind
-    its shield. Into a folder it also writes a model card, README.md, and policy.safetensors, so that the folder can be
+    its shield. acting: see `TrainedPolicy.with_settings`; scores are then not told of, for they are of the policy as it
+    was trained. Into a folder it also writes a model card, README.md, and policy.safetensors, so that the folder can be
     uploaded to the Hugging Face Hub.
 
     out: a file, or a folder for `policy.SUFFIX`; by default RUN/export/REPLICA. See `export_policy` for the rest.
     """
     _known(format)
     policy = run.policy(seed, **(values or {}))
+    policy = policy.with_settings(acting) if acting else policy
     policy = shield.of(policy) if shield else policy
     replica = run.replica(policy.seed, dict(values or {}))
     with contextlib.suppress(UserError):  # of damaged checkpoints; the policy's own file is what counts here
@@ -91,7 +94,7 @@ def export_run(
     if policy.spec.streams:
         with contextlib.suppress(UserError):  # of data that are elsewhere now
             shown = recorded_observations(data_of([run]))
-    done = export_policy(policy, path, format, stochastic, opset, describe.of_run(run, replica), shown)
+    done = export_policy(policy, path, format, stochastic, opset, describe.of_run(run, replica, acting), shown)
     if out is None or Path(out).is_dir() or not Path(out).suffix:  # a folder that can become a repository
         return replace(done, card=tuple(card.write(path.parent, policy, done.metadata)))
     return done
@@ -160,7 +163,8 @@ def export_policy(
     }
     description = describe.description(policy, stochastic, draws, metadata or {})
     # files of the same policy in other formats share the description
-    same = other_files.get("policy", {}).get("weights_sha256") == description["policy"]["weights_sha256"]
+    old, new = other_files.get("policy", {}), description["policy"]
+    same = all(old.get(name) == new.get(name) for name in ("weights_sha256", "acting"))
     listed = {n: e for n, e in other_files.get("files", {}).items() if same and n != path.name and plain_name(n)}
     intact = {n: e for n, e in listed.items() if _intact(path.with_name(n), e)}
     description["files"] = {path.name: entry, **intact}

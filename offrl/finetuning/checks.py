@@ -12,6 +12,7 @@ from offrl.data.samplers.decisions import DecisionSampler
 from offrl.data.samplers.states import StateSampler
 from offrl.errors import UserError
 from offrl.finetuning.config import check_goals, check_length, check_memory, check_play
+from offrl.finetuning.play.environments import Play
 from offrl.finetuning.replay.balanced import check_balanced
 from offrl.finetuning.replay.sources import is_chain
 from offrl.finetuning.start import Start
@@ -19,6 +20,7 @@ from offrl.finetuning.transitions import columns_for
 from offrl.settings.field import shown_value
 from offrl.settings.groups import GROUPS
 
+LENGTHS = ("horizon", "n_step", "representation_horizon")  # settings that decide how long windows of states are
 # settings of networks that say what their parameters compute; init and dropout say how they are trained
 FORMS = {*GROUPS["network"].split()} - {"init", "dropout"}
 
@@ -54,6 +56,29 @@ def check(start: Start) -> None:
             f"normalize=running: {name} {learner} observations as they were played, whose statistics must stay: leave "
             "it out"
         )
+
+
+def check_windows(start: Start, play: Play) -> None:
+    """Raise UserError where windows of states have more of them than any episode that will be played."""
+    config, algo, traits, snapshots = start.config, start.algorithm.config, start.algorithm.traits, play.snapshots
+    sampler = None if traits.on_policy or config.mixing == 1.0 else start.algorithm.sampler()
+    if not isinstance(sampler, StateSampler) or is_chain(sampler):
+        return
+    limits = {"a larger max_steps=": play.limit, "more steps=": config.steps // (config.envs or 1)}
+    if snapshots is not None and snapshots.share == 1.0 and snapshots.steps >= config.steps:
+        limits["a larger start_limit="] = snapshots.limit
+    cure, longest = min(limits.items(), key=lambda limit: limit[1])
+    if longest + 1 >= sampler.length:
+        return
+    names = [n for n in LENGTHS if getattr(algo, n, 0) >= longest]
+    cures = [f"a smaller {' and '.join(f'algo.{n}' for n in names)}"]
+    if longest != play.limit or longest == config.eval.max_steps:  # not the environment's own
+        cures.append(cure)
+    learnt = "those alone that end in a terminal" if sampler.past_end else "none of them"
+    raise UserError(
+        f"{algo.name} learns from {sampler.length} states in a row of one episode, and those of {play.name} are played "
+        f"for {longest} steps at most, so that it would learn from {learnt}: {', or '.join(cures)}"
+    )
 
 
 def continued(

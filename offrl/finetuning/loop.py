@@ -9,6 +9,7 @@ from offrl.data.fit import settled
 from offrl.encoding import set_spec
 from offrl.evaluation.evaluator import Evaluator
 from offrl.finetuning import record as place
+from offrl.finetuning.checks import check_windows
 from offrl.finetuning.distillation import students
 from offrl.finetuning.distillation.loop import DistillLoop
 from offrl.finetuning.off_policy.loop import TransitionLoop
@@ -60,6 +61,7 @@ def finetune(start: Start, run_dir: Path) -> None:
             play.goal_dim = start.spec.observation_dim
         if config.starts == "data" and start.data is not None:
             play.begin_in(load_snapshots(config, start.data, start.spec.source))
+        check_windows(start, play)
         start.spec = settled(start.spec, play.env)
         set_spec(start.algorithm, start.spec)
         kind = OnPolicyLoop if traits.on_policy else TransitionLoop if teacher is None else DistillLoop

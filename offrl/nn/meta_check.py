@@ -16,9 +16,11 @@ from torch.overrides import TorchFunctionMode
 
 from offrl.data.containers.guard import words
 from offrl.errors import UserError
+from offrl.settings.field import shown_value
 
 OPERATIONS = 100_000  # calls that drawing networks may take; 500 critics of two layers take 12,000
 FREE = 1_000_000_000  # bytes that networks may take which no file holds, such as the critics beside a policy
+ACTING = 1_000_000_000  # bytes that an action in one state may take
 GROWTH = 20  # times what the file holds, that networks larger than this may take
 _stored: ContextVar[int | None] = ContextVar("stored", default=None)
 
@@ -60,6 +62,18 @@ def of_file(tensors: Mapping[str, Tensor]) -> Iterator[None]:
         yield
     finally:
         _stored.reset(token)
+
+
+def check_acting(config: Any, names: Iterable[str], size: float, most: float = ACTING) -> None:
+    """Raises UserError where an action in one state takes more than `most` bytes: about `size`, by the settings
+    `names` of the algorithm.
+    """
+    if size > most:
+        settings = ", ".join(f"algo.{name}={shown_value(getattr(config, name))}" for name in names)
+        raise UserError(
+            f"{settings}: each action would take {words(int(size))} of memory for every state, and {words(int(most))} "
+            "at most is allowed: lower one of them"
+        )
 
 
 def check_memory(where: str, modules: Iterable[nn.Module]) -> None:

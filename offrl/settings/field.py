@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from offrl.errors import UserError, nearest
+from offrl.errors import UserError, nearest, out_of_memory
 
 Kind = TypeVar("Kind")
 # how the help of a setting begins that is read with this value of another alone, or with one of several
@@ -147,6 +148,28 @@ def check_read(config: Any, names: Collection[str], varied: Mapping[str, Sequenc
                 f"algo.{spec.name}={shown_value(varied.get(spec.name, value))} does nothing with "
                 f"algo.{reader[1]}={other}; leave it out, or set algo.{reader[1]}={' or '.join(values)}"
             )
+
+
+@contextlib.contextmanager
+def that_fit(config: Any) -> Iterator[None]:
+    """Within it, networks are made by the settings `config`. Raises UserError where the memory does not suffice, with
+    the largest of these settings.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        numbers = {name: value for name, value in vars(config).items() if name != "batch_size"}
+        sizes = {
+            name: max((n for n in (value if isinstance(value, list) else [value]) if type(n) is int), default=0)
+            for name, value in numbers.items()
+        }
+        name = max(sizes, key=lambda name: sizes[name])
+        raise UserError(
+            f"the networks of {config.name} do not fit into memory: its largest setting is "
+            f"algo.{name}={shown_value(numbers[name])}, and a smaller one may do"
+        ) from None
 
 
 def describe(config: Any, prefix: str = "") -> list[str]:

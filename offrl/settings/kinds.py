@@ -70,7 +70,8 @@ def misfit(value: Any, hint: Any, name: str, most: int = 2**63 - 1, complete: bo
         kind = arguments[1] if len(arguments) > 1 else Any
         return next((text for k, v in value.items() if (text := misfit(v, kind, f"{name}.{k}", most, complete))), "")
     number = isinstance(value, (int, float) if hint is float else int) and not isinstance(value, bool)
-    number = number and (isinstance(value, float) or abs(value) <= most)
+    if number and not isinstance(value, float) and abs(value) > most:
+        return _words(name, value, f"{most:,} at most is due")
     fits = number if hint in (float, int) else isinstance(value, hint) if hint in (str, bool) else True
     return "" if fits else _words(name, value, f"{WORDS[hint]} is due")
 

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import glob
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -33,6 +34,7 @@ except ImportError:  # everywhere else
 
 FAR = 0x7FFFFFFE  # the byte that Windows locks: one that nobody reads, for there a locked byte cannot be read
 PATIENCE = 0.05  # seconds between two tries, where the system cannot wait for a lock
+NOTHING_YET = {".lock", "run.json", "config.yaml"}  # all that a run directory holds before its first line
 OWNED = ".owned"  # in a temporary folder: the process that made it holds it
 Kept = tuple[dict[str, Tensor], dict[str, Any]]
 
@@ -109,27 +111,48 @@ def alone(path: Path, label: str, quiet: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exclusive(run_dir: Path) -> Iterator[None]:
-    """Only one process may train in a run directory. The system drops the lock with the process, however it ends.
+    """Only one process may train in a run directory. The system drops the lock with the process, however it ends. A
+    directory that is made here goes again where what follows fails before it holds more than settings.
 
     Raises UserError where another one does, where it cannot be written to, or holds a link that leads out of it.
     """
     trust.check_folder(run_dir)
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        file = trust.open_to_write(run_dir / ".lock", "a")
-    except OSError as error:
-        raise UserError(
-            f"cannot write to the run directory {run_dir}: {error.strerror}; choose another with runs_dir="
-        ) from None
-    with file:
+    new_folders = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
+    with _locked(run_dir):
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(OSError):
+                if new_folders and NOTHING_YET.issuperset(os.listdir(run_dir)):
+                    checkpoint.discard(run_dir, "|".join(map(re.escape, NOTHING_YET)))
+                    for folder in new_folders[1:]:
+                        folder.rmdir()  # where it is empty
+            raise
+
+
+def _locked(run_dir: Path) -> IO[Any]:
+    """The lock of a run directory, held until it is closed."""
+    path = run_dir / ".lock"
+    while True:
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            file = trust.open_to_write(path, "a")
+        except OSError as error:
+            raise UserError(
+                f"cannot write to the run directory {run_dir}: {error.strerror}; choose another with runs_dir="
+            ) from None
         try:
             lock(file, wait=False)
         except OSError as error:
             if error.errno != errno.ENOSYS:
+                file.close()
                 raise UserError(
                     f"another process is training in {run_dir}; wait for it, or choose another name="
                 ) from None
-        yield
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                return file
+        file.close()  # another process has just been refused, and removed it
 
 
 class TemporaryFolder:

@@ -88,6 +88,8 @@ def test_what_does_not_fit_into_memory(offrl: Offrl) -> None:
     result = offrl("train algo=bc algo.batch_size=1000000000000")
     doubt, error = result.err.splitlines()
     assert result.status == 2 and "more than the 60,396 rows" in doubt and "out of memory" in error
+    for size in ("9000000000000", "9000000000000000000"):
+        refused(offrl(f"train algo=bc algo.hidden=[{size},8]"), "networks of bc do not fit", f"algo.hidden=[{size},8]")
 
 
 def test_config_files(offrl: Offrl, tmp_path: Path) -> None:
@@ -123,6 +125,11 @@ def test_columns(offrl: Offrl, write: Any, case: str) -> None:
     columns, words = COLUMNS[case]
     file = write("mine.hdf5", **columns)
     refused(offrl(f"train dataset={file} eval.env=none"), str(file), *words)
+    assert not Path("runs").exists()
+
+
+def test_windows_longer_than_episodes(offrl: Offrl) -> None:
+    refused(offrl("train algo=tdmpc2 algo.horizon=3000 eval.env=none"), "no window of 3001 states", "algo.horizon")
     assert not Path("runs").exists()
 
 

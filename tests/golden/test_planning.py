@@ -14,9 +14,20 @@ import torch
 from torch import Tensor
 
 from offrl import rng
+from offrl.algorithms.tdmpc2 import TDMPC2Config
 from offrl.errors import UserError
 from offrl.settings.field import check
-from offrl.world_models.planning import PlanSettings, cem, check_plan, first_plan, mppi, plan, shifted, truncated_normal
+from offrl.world_models.planning import (
+    PlanSettings,
+    cem,
+    check_plan,
+    check_plan_memory,
+    first_plan,
+    mppi,
+    plan,
+    shifted,
+    truncated_normal,
+)
 
 B, P, H, A, ELITES = 2, 16, 3, 2, 5
 LOW, HIGH = torch.tensor([-1.0, -0.5]), torch.tensor([1.0, 2.0])
@@ -410,6 +421,14 @@ def test_plan_is_the_planner_of_the_settings() -> None:
         **shared,
     )
     assert torch.equal(x[0], y[0]) and torch.equal(x[1], y[1])
+
+
+def test_memory_of_plans_has_an_end() -> None:
+    """Beyond what is published: TD-MPC2's 317 million parameters, and PETS, with as many actions as any robot."""
+    check_plan_memory(TDMPC2Config(plan_population=512, hidden=[4096, 4096], latent=1376), action_dim=61, width=4096)
+    check_plan_memory(PlanSettings(), action_dim=61)
+    with pytest.raises(UserError, match=r"=100000, algo.plan_horizon=3: each action would take 6.17 GB .* 250 MB"):
+        check_plan_memory(PlanSettings(plan_population=100_000, plan_horizon=3), action_dim=514)
 
 
 def test_contradictions_are_refused() -> None:

@@ -23,6 +23,7 @@ from offrl.data.samplers.states import StateSampler
 from offrl.data.transforms.episodes import concatenate
 from offrl.data.transforms.multitask import as_tasks
 from offrl.errors import UserError
+from offrl.evaluation.policy import TrainedPolicy
 from offrl.nn.simnorm import simnorm
 from offrl.settings.train import TrainConfig
 from offrl.tasks.task import Task
@@ -459,10 +460,14 @@ def test_refusals() -> None:
         ("algo.target_critics=4 is more than algo.critics=3", {"target_critics": 4}),
         ("algo.plan_proposals=11 is more than algo.plan_population=10", {"plan_proposals": 11}),
         ("algo.plan_elites=20 is more than algo.plan_population=10", {"plan_elites": 20}),
-        ("algo.plan_population times algo.plan_horizon is 3,000,000,000 actions", {"plan_population": 10**9}),
+        ("plan_population times algo.plan_horizon times algo.plan_iterations is 6,000,", {"plan_population": 10**9}),
+        ("algo.plan_population=1000000, algo.plan_horizon=3, algo.latent=", {"plan_population": 10**6}),
     ):
         with pytest.raises(UserError, match=message):
             make(**settings)
+    policy = TrainedPolicy(*make(), 0)
+    with pytest.raises(UserError, match=r"algo.plan_elites=.* is more than algo.plan_population=2"):
+        policy.with_settings({"plan_population": 2}).act(np.zeros(OBS, np.float32))
     config = TrainConfig(algo=TDMPC2Config())
     with pytest.raises(UserError, match="tdmpc2 needs continuous actions"):
         make_algorithm(config, a_dataset(actions=np.arange(40) % 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -15,6 +16,7 @@ import torch
 
 from offrl.errors import UserError
 from offrl.system import files as checkpoint
+from offrl.system import locks
 
 
 class State(NamedTuple):
@@ -235,3 +237,17 @@ def test_unwritable_folder(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
     with pytest.raises(UserError, match="could not write"):
         save(tmp_path, 1)
+
+
+@pytest.mark.parametrize("name", ["run.json", "metrics.jsonl"])
+def test_a_folder_of_a_run_that_fails_at_once_goes_again(name: str, tmp_path: Path) -> None:
+    """Where it holds settings alone, and was made for it."""
+    for folder, fails, stays in (("new", True, name != "run.json"), ("old", True, True), ("done", False, True)):
+        run = tmp_path / folder / "run"
+        if folder == "old":
+            run.mkdir(parents=True)
+        with contextlib.suppress(UserError), locks.exclusive(run):
+            (run / name).touch()
+            if fails:
+                raise UserError("refused")
+        assert run.exists() == run.parent.exists() == stays

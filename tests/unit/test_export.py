@@ -17,8 +17,10 @@ import numpy as np
 import pytest
 import torch
 
+import offrl
 from offrl import registry, rng
 from offrl.actor import Actor, MemorylessActor
+from offrl.cli.export import run as export
 from offrl.data.dataset import DataSpec
 from offrl.errors import UserError
 from offrl.evaluation.policy import TrainedPolicy
@@ -399,6 +401,29 @@ def test_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UserError, match="policy of bc remembers the episode so far"):
         export_policy(policy, tmp_path / "p.pt2", "pt2")
     assert [p.name for p in tmp_path.iterdir()] == ["package.json"]
+
+
+def test_what_plans_is_exported_without_planning(tmp_path: Path) -> None:
+    """By the setting with which `offrl evaluate` scores it, from a run that planned."""
+    columns = np.zeros((40, 3)), np.random.default_rng(0).uniform(-1, 1, (40, 2)), np.zeros(40), np.zeros(40, bool)
+    data = offrl.from_arrays(*columns, np.arange(40) % 20 == 19)
+    settings = {"algo.hidden": [8], "algo.encoder_hidden": [8], "algo.latent": 8, "algo.batch_size": 4, "quiet": True}
+    settings |= {"eval.env": "none", "compile": "eager"}
+    run = offrl.train("tdmpc2", data, seeds=1, steps=2, name="run", runs_dir=str(tmp_path), settings=settings)
+    place = [str(run.dir), "format=pt2", f"out={tmp_path}"]
+    with pytest.raises(UserError, match=r"plans cannot be exported: offrl export RUN acting.planning=false"):
+        export(place)
+    with pytest.raises(UserError, match=r"policy of tdmpc2 cannot act with another latent, only .*planning"):
+        export([*place, "acting.latent=16"])
+    assert export([*place, "acting.planning=false"]) == 0
+    about = json.loads((tmp_path / "policy.json").read_text())["policy"]
+    assert about["acting"] == {"planning": False} and not about["settings"]["planning"]
+    act = runner_of(tmp_path / "policy.pt2", "pt2", ["observations"])
+    policy = run.policy().with_settings({"planning": False})
+    for observation in np.random.default_rng(1).normal(size=(50, 1, 3)).astype(np.float32):
+        assert act(observation)[0] == pytest.approx(policy.act(observation)[0], abs=1e-5)
+    saved = TrainedPolicy.load(tmp_path / "policy.safetensors")
+    assert not saved.algorithm.config.planning
 
 
 def runner_of(path: Path, format: str, names: list[str]) -> Any:

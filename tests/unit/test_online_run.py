@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -443,6 +444,12 @@ def test_a_run_that_learns_nothing_says_so(tmp_path: Path, capsys: pytest.Captur
     assert "no update was due in 16 steps" in line
 
 
+def test_data_of_which_no_row_is_drawn_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"algo": "sac_n", "algo.hidden": [4], "algo.batch_size": 8, "seeds": 1, "quiet": False}
+    tune(None, tmp_path, mixing=0, dataset=data(), steps=12, warmup=8, **settings)
+    assert "12 steps each, no row of arrays (mixing=0), 1 updates a step" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "settings, words",
     [
@@ -460,6 +467,41 @@ def test_what_a_recurrent_model_cannot_learn_from(settings: dict[str, Any], word
 LATENT: dict[str, Any] = {"algo.latent": 4, "algo.action_latent": 4, "algo.target_every": 5, "algo.horizon": 2}
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {"algo": "tdmpc2", "algo.horizon": 9, "algo.discount": 0.9, "algo.episodic": False},
+            "tdmpc2 learns from 10 states in a row .* for 8 steps .*: a smaller algo.horizon, or a larger max_steps=",
+        ),
+        (
+            {"algo": "mrq", "algo.horizon": 2, "algo.n_step": 9},
+            "mrq learns from 10 .* a terminal: a smaller algo.n_step",
+        ),
+        (
+            {"algo": "td3_bc", "mixing": 0.5, "algo.representation": "mrq", "algo.representation_horizon": 9},
+            "td3_bc learns from 10 states .*: a smaller algo.representation_horizon, or",
+        ),
+        (
+            {"algo": "mrq", "algo.horizon": 5, "envs": 8},
+            "mrq learns from 6 .* for 4 steps .*: a smaller algo.horizon, or more steps=",
+        ),
+    ],
+)
+def test_windows_of_more_states_than_episodes_have(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
+    """Of which no run would ever learn; and nothing of it stays."""
+    given = {"mixing": 0, "seeds": 1, "steps": 32, "warmup": 16, "max_steps": 8, "algo.batch_size": 8, **settings}
+    refused(words, lambda: tune(None, tmp_path / "runs", **given))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_refused_for_its_data_a_run_leaves_nothing(tmp_path: Path) -> None:
+    """Data are cut to windows when the run's settings have been written."""
+    given = {"algo": "tdmpc2", "algo.horizon": 30, "algo.plan_horizon": 2, "seeds": 1, "warmup": 16}
+    refused("no window of 31 states", lambda: tune(None, tmp_path / "runs", steps=60, **given))
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.nightly
 @pytest.mark.usefixtures("heeds_signals")
 @pytest.mark.parametrize("parent", [False, True])
@@ -472,6 +514,41 @@ def test_encoders_learn_from_what_is_played(parent: bool, tmp_path: Path, monkey
     whole = tune(run, tmp_path, "whole", **settings)
     assert "model/dynamics" in (whole.dir / "metrics.jsonl").read_text()
     assert_a_stop_leaves_no_trace(whole, run, tmp_path, settings, monkeypatch)
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("heeds_signals")
+def test_plans_go_on_where_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop within episodes leaves no trace, for the plan of the step before is kept; without it the run is
+    another.
+    """
+    settings: dict[str, Any] = {"algo": "tdmpc2", "seeds": 2, "steps": 32, "warmup": 16, "mixing": 0, "eval.every": 32}
+    settings |= {"algo.hidden": [8], "algo.encoder_hidden": [8], "algo.latent": 8, "algo.batch_size": 4, "envs": 2}
+    settings |= {"algo.horizon": 2, "algo.discount": 0.9, "algo.episodic": True, "algo.plan_start": "previous"}
+    settings |= {
+        "eval.episodes": 1,
+        "algo.plan_population": 8,
+        "algo.plan_elites": 4,
+        "algo.plan_proposals": 2,
+        "algo.plan_horizon": 3,
+    }
+    whole = tune(None, tmp_path, "whole", **settings)
+    monkeypatch.setattr(Walk, "at", Walk.steps - 26)  # of which scores take 18 at most
+    monkeypatch.setattr(Walk, "steps", 0)
+    monkeypatch.setattr(Walk, "then", staticmethod(interrupt))
+    with pytest.raises(offrl.Interrupted):
+        tune(None, tmp_path, "stopped", **settings)
+    monkeypatch.setattr(Walk, "at", -1)
+    saved = checkpoint.load_latest(tmp_path / "stopped")
+    assert saved is not None and 16 < saved[1]["step"] < 32
+    assert saved[0]["memory/0"].shape == (2, 2, 3, 1) and saved[0]["memory/0"].any(-1).any(-1).all()
+    shutil.copytree(tmp_path / "stopped", tmp_path / "without")
+    assert_same(tune(None, tmp_path, "stopped", **settings), whole)
+    begin = Learner.begin
+    monkeypatch.setattr(Learner, "begin", lambda self, envs, memory: begin(self, envs, {}))
+    other = tune(None, tmp_path, "without", **settings)
+    played = [(run.dir / "episodes.csv").read_text() for run in (whole, other)]
+    assert played[0] != played[1]
 
 
 def test_encoders_learn_from_nothing_but_play(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ class DiffusionPlanSettings:
 
     learning_rate: float = setting(2e-4, "Adam's learning rate", low=0.0)
     batch_size: int = setting(64, "windows in a batch", low=1)
-    plan_horizon: int = setting(32, "steps of a plan", low=2)
+    plan_horizon: int = setting(32, "steps of a plan", low=2, high=10_000)
     denoising_steps: int = setting(20, "steps from noise to a plan (T)", low=2, high=1000)
     base: int = setting(32, "width of the U-net's first level", low=8)
     polyak: float = setting(

@@ -86,7 +86,8 @@ class TransitionLoop(OnlineLoop):
         came = "fresh parameters" if start.parent is None else f"step {start.parent['step']:,} of {start.parent['run']}"
         batch = "real rows" if hasattr(start.algorithm.config, "real_share") else "batches"
         union = "balanced between" if config.replay == "balanced" else "from the union of"
-        mixing = {None: f"{batch} {union} data and play", 0.0: "no data"}.get(
+        without = "no data" if start.data is None else f"no row of {start.described['name']} (mixing=0)"
+        mixing = {None: f"{batch} {union} data and play", 0.0: without}.get(
             config.mixing, f"{config.mixing} of {batch.replace('batches', 'each batch')} data"
         )
         return (

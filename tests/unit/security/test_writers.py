@@ -31,7 +31,10 @@ ALLOWED = {
         "os.ftruncate": "`open_to_write`: after that check",
         "leftover.unlink": "`open_part`: unfinished ones",
     },
-    "offrl/system/locks.py": {"shutil.rmtree": "of a TemporaryFolder, whose process has died or which ends"},
+    "offrl/system/locks.py": {
+        "shutil.rmtree": "of a TemporaryFolder, whose process has died or which ends",
+        "folder.rmdir": "that it has made",
+    },
     "offrl/system/backend.py": {
         "code.rename": "Inductor's own folder, by names of this machine",
         "Path(folder).rename": "the same",
