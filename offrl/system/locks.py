@@ -33,6 +33,7 @@ except ImportError:  # everywhere else
     msvcrt = None  # type: ignore[assignment]
 
 FAR = 0x7FFFFFFE  # the byte that Windows locks: one that nobody reads, for there a locked byte cannot be read
+ATTEMPTS = 10  # to make a folder that other processes remove
 PATIENCE = 0.05  # seconds between two tries, where the system cannot wait for a lock
 NOTHING_YET = {".lock", "run.json", "config.yaml"}  # all that a run directory holds before its first line
 OWNED = ".owned"  # in a temporary folder: the process that made it holds it
@@ -133,11 +134,15 @@ def exclusive(run_dir: Path) -> Iterator[None]:
 def _locked(run_dir: Path) -> IO[Any]:
     """The lock of a run directory, held until it is closed."""
     path = run_dir / ".lock"
+    attempts = 0
     while True:
+        attempts += 1
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
             file = trust.open_to_write(path, "a")
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and attempts < ATTEMPTS:
+                continue  # another process has just been refused, and removed the folder
             raise UserError(
                 f"cannot write to the run directory {run_dir}: {error.strerror}; choose another with runs_dir="
             ) from None
@@ -152,7 +157,7 @@ def _locked(run_dir: Path) -> IO[Any]:
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
                 return file
-        file.close()  # another process has just been refused, and removed it
+        file.close()  # the same
 
 
 class TemporaryFolder:

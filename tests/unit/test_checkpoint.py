@@ -16,7 +16,7 @@ import torch
 
 from offrl.errors import UserError
 from offrl.system import files as checkpoint
-from offrl.system import locks
+from offrl.system import locks, trust
 
 
 class State(NamedTuple):
@@ -251,3 +251,18 @@ def test_a_folder_of_a_run_that_fails_at_once_goes_again(name: str, tmp_path: Pa
             if fails:
                 raise UserError("refused")
         assert run.exists() == run.parent.exists() == stays
+
+
+def test_a_folder_that_another_process_removes_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one does that has just been refused, between the two steps of this one."""
+    run, calls, opened = tmp_path / "runs" / "run", list[Path](), trust.open_to_write
+
+    def open_to_write(path: Path, mode: str) -> Any:
+        calls.append(path)
+        if len(calls) == 1:
+            run.rmdir()
+        return opened(path, mode)
+
+    monkeypatch.setattr(trust, "open_to_write", open_to_write)
+    with locks.exclusive(run):
+        assert len(calls) == 2 and (run / ".lock").exists()
