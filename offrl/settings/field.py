@@ -123,6 +123,8 @@ def check(config: Any, prefix: str = "") -> None:
             if isinstance(item, (int, float)) and not isinstance(item, bool):
                 if item != item:
                     raise UserError(f"{name} is NaN")
+                if isinstance(item, int) and item.bit_length() > 63:
+                    raise UserError(f"{name}={item} is out of range: no whole number is that large here")
                 if meta.get("low") is not None and item < meta["low"]:
                     raise UserError(f"{name}={item} is out of range: the smallest allowed value is {meta['low']}")
                 if meta.get("above") is not None and not item > meta["above"]:

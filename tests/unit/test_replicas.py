@@ -121,6 +121,7 @@ def test_read_from_a_command_a_file_and_python(tmp_path: Path) -> None:
         "algo.temperature=1,3": "grid.temperature=a,b trains with each value",
         "grids.temperature=[1]": "Did you mean 'grid.temperature'",
         "precision=fp16": "choose one of float32, tf32, bf16",
+        "algo.batch_size=99999999999999999999": "no whole number is that large here",
         "workers=0": "workers=0 is out of range",
         "group=0": "group=0 is out of range",
     }.items(),
