@@ -124,7 +124,8 @@ def run(arguments: list[str]) -> int:
     scoring |= {"acting": config.acting, "device": str(pick_device(config.device)), "cost_limit": config.cost_limit}
     result = trained.evaluate(**scoring, shield=shield)
     replicas, rows = trained.replicas, result.rows()
-    columns = {name: [number(dict(replica.values)[name]) for replica in replicas] for name in trained.grid}
+    other = "trained with " * any(name in config.acting for name in trained.grid)  # than they act with
+    columns = {other + name: [number(dict(replica.values)[name]) for replica in replicas] for name in trained.grid}
     columns["seed"] = [str(replica.seed) for replica in replicas]
     returns = {"return_mean": "return", "return_std": "std over episodes"}
     costs = {"cost": "cost", "cost_normalized": "cost / limit", "safe": "safe"}
@@ -139,7 +140,7 @@ def run(arguments: list[str]) -> int:
     means, unit = result.per_seed(), "score" if result.scores is not None else "return"
     for where in by_cell(trained.replicas).values():
         cell = trained.replicas[where[0]].cell
-        say(f"{unit} over seeds{cell and f', {cell}'}: {interval_text(mean_interval(means[where]))}")
+        say(f"{unit} over seeds{cell and f', {other}{cell}'}: {interval_text(mean_interval(means[where]))}")
     # where MuJoCo's back end failed to load it was said, and set to "disable" (see
     # offrl.tasks.environments.import_mujoco)
     if video and os.environ.get("MUJOCO_GL") == drawing:
