@@ -89,8 +89,8 @@ class TDMPC2Config(MPPISettings):
 
 def check_settings(config: TDMPC2Config, action_dim: int) -> None:
     """Raise UserError for settings that contradict one another, or that only data decide where there are none."""
-    check_plan(config)
     if config.planning:
+        check_plan(config)
         check_plan_memory(config, action_dim, max(config.latent, *config.hidden, BINS))
     if config.discount is None or config.episodic is None:
         raise UserError(

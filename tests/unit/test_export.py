@@ -415,9 +415,11 @@ def test_what_plans_is_exported_without_planning(tmp_path: Path) -> None:
         export(place)
     with pytest.raises(UserError, match=r"policy of tdmpc2 cannot act with another latent, only .*planning"):
         export([*place, "acting.latent=16"])
-    assert export([*place, "acting.planning=false"]) == 0
+    assert (
+        export([*place, "acting.planning=false", "acting.plan_population=7"]) == 0
+    )  # fewer than elites: nothing plans
     about = json.loads((tmp_path / "policy.json").read_text())["policy"]
-    assert about["acting"] == {"planning": False} and not about["settings"]["planning"]
+    assert about["acting"] == {"planning": False, "plan_population": 7} and not about["settings"]["planning"]
     act = runner_of(tmp_path / "policy.pt2", "pt2", ["observations"])
     policy = run.policy().with_settings({"planning": False})
     for observation in np.random.default_rng(1).normal(size=(50, 1, 3)).astype(np.float32):
