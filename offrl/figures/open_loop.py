@@ -45,7 +45,8 @@ def draw(out: Path, result: Mapping[str, Any], films: Films) -> None:
     for axes, name in zip(panel, models[0], strict=False):
         heading = HEADINGS.get(name, f"{name}: error of a pixel, of its range")
         _errors(axes, heading, "their mean" if name == "rewards" else "nothing changes", [m[name] for m in models])
-    panel[0].set_xlabel(f"{AXIS}\nof {printable(result['measured_on'])}", fontsize=9.5, color=INK, parse_math=False)
+    measured_on = printable(result["measured_on"]) + f", mean of {len(models)} models" * (len(models) > 1)
+    panel[0].set_xlabel(f"{AXIS}\nof {measured_on}", fontsize=9.5, color=INK, parse_math=False)
     if result["probe"]:
         r2 = np.mean([m["probe"] for m in result["models"]], 0)
         _bars(panel[-1], f"{result['probe']}: share that latent states explain", r2)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from offrl.cli import main as cli
+from offrl.report.models.data import reading_of
 from tests.unit.test_open_loop import SMALL
 
 RANGE = ("dataset.action_low=[-1]", "dataset.action_high=[1]")
@@ -74,21 +75,30 @@ def test_other_data_and_a_column_of_theirs(
     folder: Path, capsys: pytest.CaptureFixture[str], pictures: dict[str, Any]
 ) -> None:
     status, out, _ = model(capsys, folder / "run", f"dataset={folder}/far.npz", *RANGE, "probe=hidden")
-    assert status == 0 and f"{TITLE} that it was not trained on (far)" in out and "hidden[1]" in out
+    assert status == 0 and f"{TITLE} of which it may have learnt some (far)" in out and "hidden[1]" in out
     written = read(folder / "run" / "model-far")
     assert written["probe"] == "hidden" and [len(m["probe"]) for m in written["models"]] == [2, 2]
     assert len(pictures["open_loop.png"].axes) == 2  # rewards, and the probe
 
 
 @pytest.mark.parametrize(
-    "part, text", [("second", "data that it was not trained on"), ("first", "data of which it may have learnt some")]
+    "part, more, text",
+    [
+        ("second", [], "data that it was not trained on"),
+        ("first", [], "data of which it may have learnt some"),
+        ("second", ["dataset.subsample=0.8"], "data of which it may have learnt some"),
+    ],
 )
 def test_the_other_part_of_split_data_is_unseen(
-    folder: Path, capsys: pytest.CaptureFixture[str], part: str, text: str
+    folder: Path, capsys: pytest.CaptureFixture[str], part: str, more: list[str], text: str
 ) -> None:
-    split = ("dataset.split=0.5", f"dataset.split_part={part}")
+    split = ("dataset.split=0.5", f"dataset.split_part={part}", *more)
     status, out, _ = model(capsys, folder / "run", f"dataset={folder}/mine.npz", *RANGE, *split)
-    assert status == 0 and f"{text} (mine)" in out
+    assert status == 0 and f"{text} (mine" in out
+
+
+def test_data_of_several_tasks_are_read() -> None:
+    assert reading_of("drawn-pendulum-state", {"dataset.multitask": True}).multitask
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from offrl.settings.dataset import DatasetConfig
 
 def reading_of(name: str, values: Mapping[str, Any]) -> DatasetConfig:
     """The settings that read a dataset as recorded. values: dataset.SETTING=value. Raises UserError."""
-    return recorded(compose({**values, "dataset": name, "algo": "bc", "experiment": "none"}).dataset)
+    plain = {"dataset.normalize_observations": False, **values}  # which bc's defaults are not
+    return recorded(compose({**plain, "dataset": name, "algo": "bc", "experiment": "none"}).dataset)
 
 
 def in_units_of(dataset: Dataset, spec: DataSpec) -> Dataset:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from offrl.data.fit import check_columns
 from offrl.data.raw.infer import listed
 from offrl.errors import UserError, nearest, say
 from offrl.evaluation.predict import saved_modules
-from offrl.ope.candidates import load_again
+from offrl.ope.candidates import load_again, recorded
 from offrl.report.models.data import in_units_of, reading_of
 from offrl.runs.paths import RECORD
 from offrl.runs.record import read_record
@@ -63,9 +63,7 @@ def report_again(
         settings = reading_of(dataset, {**view, **reading})
         data = load_dataset(settings)
         _check(spec, data.spec, run)
-        measured_on = UNKNOWN if data.fingerprint == run.fingerprint else UNSEEN
-        if learnt_from is not None and _other_part(learnt_from, settings):
-            measured_on = UNSEEN
+        measured_on = UNSEEN if learnt_from is not None and _other_part(learnt_from, settings) else UNKNOWN
         folder = run.dir / f"model-{file_name(data.spec.name)}"
     if column is not None:
         data = _with_column(data, settings, column)
@@ -94,9 +92,13 @@ def _own_settings(run: SavedRun) -> DatasetConfig | None:
 
 
 def _other_part(trained_on: DatasetConfig, other: DatasetConfig) -> bool:
-    """Whether the same data were split, and these are the two parts."""
-    sources = [(c.name, c.concatenate, c.split, c.split_seed) for c in (trained_on, other)]
-    return sources[0] == sources[1] and trained_on.split_part != other.split_part
+    """Whether the same episodes were split alike, and these are the two parts: with any other difference they may have
+    episodes in common.
+    """
+    names = [f.name for f in fields(DatasetConfig) if not f.metadata.get("place")]
+    first, second = (recorded(c) for c in (trained_on, other))
+    differing = [n for n in names if getattr(first, n) != getattr(second, n)]
+    return trained_on.name == other.name and differing == ["split_part"]
 
 
 def _check(expected: DataSpec, spec: DataSpec, run: SavedRun) -> None:

@@ -128,7 +128,7 @@ def show(result: Mapping[str, Any]) -> None:
     horizon = len(next(iter(columns.values())))
     steps = sorted({k for k in SHOWN_STEPS if k < horizon} | {horizon})
     rows = [[str(k), *(f"{x[k - 1]:.3f}" for x in columns.values())] for k in steps]
-    data = f"{result['measured_on']} ({result['dataset']})"
+    data = f"{result['measured_on']} ({result['dataset']})" + f", mean of {len(models)} models" * (len(models) > 1)
     print_table(
         ["steps", *columns], rows, f"open-loop predictions: median error of {result['windows']} windows of {data}"
     )
