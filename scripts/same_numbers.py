@@ -360,6 +360,7 @@ def side(commit: str | None, folder: Path, names: list[str]) -> dict[str, Any]:
             "PYTHONPATH": str(checkout),
             "OFFRL_CACHE": str(folder / "cache"),
             "OMP_NUM_THREADS": "1",
+            "OFFRL_PRODUCTS": "default",  # else each side takes the library that is faster while it runs
             "PYTHONSAFEPATH": "1",
         }
         command = [sys.executable, __file__, "--side", str(folder), "--only", ",".join(names)]
