@@ -84,7 +84,8 @@ class Diffuser(Algorithm[DiffuserConfig]):
 
     def modules(self) -> dict[str, nn.Module]:
         c = self.config
-        check_acting(c, ("candidates", "plan_horizon"), 1500.0 * c.candidates * c.plan_horizon * c.base)  # as measured
+        size = 1500.0 * c.candidates * c.plan_horizon * c.base  # as measured
+        check_acting(c, ("candidates", "plan_horizon", "base"), size)
         value = PlanValue(c.plan_horizon, self.dim, c.base, c.multiples)
         return {"plan": TemporalUnet(self.dim, c.base, c.multiples), "value": value}
 
