@@ -105,7 +105,7 @@ def test_data_of_several_tasks_are_read() -> None:
     "arguments, text",
     [
         (["ood=x"], "ood= is of ensembles"),
-        (["probe=nix"], "has no column 'nix'"),
+        (["probe=nix"], r"has no column 'nix' (probe=)"),
         (["dataset=wide.npz", *RANGE], "observations numbers 3 and 2 action dimensions; wide has"),
         (["dataset=far.npz", "dataset.action_low=[-2]", "dataset.action_high=[2]"], "dataset.action_low=[-1] dataset"),
         (["dataset=drawn-pendulum-state", "probe=x"], "name data of the same spaces"),

@@ -129,7 +129,10 @@ def _with_column(dataset: Dataset, settings: DatasetConfig, column: str) -> Data
     """The dataset with a column of its source, which is read again where it was left out. Raises UserError."""
     if column in dataset.columns:
         return dataset
-    columns = load_dataset(replace(settings, fields={**settings.fields, PROBED: column}), "cpu", True).columns
+    try:
+        columns = load_dataset(replace(settings, fields={**settings.fields, PROBED: column}), "cpu", True).columns
+    except UserError as error:
+        raise UserError(str(error).replace(f"dataset.fields.{PROBED}", "probe=")) from None
     if PROBED not in columns:  # data that no file holds have no further columns
         raise UserError(
             f"{dataset.spec.name} has no column '{column}' to probe for.{nearest(column, dataset.columns)} It has: "
