@@ -164,7 +164,8 @@ class TT(Algorithm[TTConfig]):
         self.sizes = s.observation_dim, 1 if s.discrete else s.action_dim
         self.dims = sum(self.sizes) + 2
         numbers = 2 * c.layers * c.width * self.dims * self.longest + 30 * c.bins  # of a plan, as measured
-        check_acting(c, ("beam_width", "beam_expand"), 4.0 * c.beam_width * c.beam_expand * numbers, 2 * ACTING)
+        size = 4.0 * c.beam_width * c.beam_expand * numbers
+        check_acting(c, ("beam_width", "beam_expand", "layers", "width"), size, 2 * ACTING)
         model = TokenModel(self.dims, c.bins, c.context, c.width, c.layers, c.heads, c.dropout)
         self.decayed = model.decayed()
         self.runtime.notes = (
