@@ -45,14 +45,21 @@ def draw(out: Path, result: Mapping[str, Any], films: Films) -> None:
     for axes, name in zip(panel, models[0], strict=False):
         heading = HEADINGS.get(name, f"{name}: error of a pixel, of its range")
         _errors(axes, heading, "their mean" if name == "rewards" else "nothing changes", [m[name] for m in models])
-    measured_on = printable(result["measured_on"]) + f", mean of {len(models)} models" * (len(models) > 1)
-    panel[0].set_xlabel(f"{AXIS}\nof {measured_on}", fontsize=9.5, color=INK, parse_math=False)
+    panel[0].set_xlabel(
+        f"{AXIS}\nof {printable(result['measured_on'])}{averaged(result)}", fontsize=9.5, color=INK, parse_math=False
+    )
     if result["probe"]:
         r2 = np.mean([m["probe"] for m in result["models"]], 0)
         _bars(panel[-1], f"{result['probe']}: share that latent states explain", r2)
     if rows:
         strips(parts[1], rows, ["last seen" if k == 0 else f"+{k}" for k in SHOWN])
     save(figure, out)
+
+
+def averaged(result: Mapping[str, Any]) -> str:
+    """What to say of errors where they are a mean over models; "" of one model."""
+    count = len(result["models"])
+    return f", mean of {count} models" if count > 1 else ""
 
 
 def film(out: Path, films: Films) -> None:

@@ -19,7 +19,7 @@ from offrl.data.dataset import Dataset, DataSpec
 from offrl.errors import say
 from offrl.figures import goals as goal_picture
 from offrl.figures.goals import Shown
-from offrl.figures.open_loop import FILM, PICTURE, Films, draw, film
+from offrl.figures.open_loop import FILM, PICTURE, Films, averaged, draw, film
 from offrl.registry import register
 from offrl.runs.tables import print_table
 from offrl.settings.replicas import Replica
@@ -128,7 +128,7 @@ def show(result: Mapping[str, Any]) -> None:
     horizon = len(next(iter(columns.values())))
     steps = sorted({k for k in SHOWN_STEPS if k < horizon} | {horizon})
     rows = [[str(k), *(f"{x[k - 1]:.3f}" for x in columns.values())] for k in steps]
-    data = f"{result['measured_on']} ({result['dataset']})" + f", mean of {len(models)} models" * (len(models) > 1)
+    data = f"{result['measured_on']} ({result['dataset']}){averaged(result)}"
     print_table(
         ["steps", *columns], rows, f"open-loop predictions: median error of {result['windows']} windows of {data}"
     )
