@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from offrl.errors import UserError, say, warn
 from offrl.runs.paths import check_run
-from offrl.settings.evaluation import ACTING
+from offrl.settings.evaluation import ACTING_HELP
 from offrl.settings.field import describe, setting
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class EvaluateConfig:
         "other rewards for zero-shot policies (fb, breeze), without training: file.py:function, or several, "
         "a.py:f,a.py:g, as dataset.reward_labels; inferred from the run's data; writes RUN/rewards.csv",
     )
-    acting: dict[str, Any] = setting({}, ACTING)
+    acting: dict[str, Any] = setting({}, ACTING_HELP)
     shield: str | None = setting(
         None,
         "what corrects actions before they are played: file.py:FUNCTION, a rule(observations, actions) in torch that "
@@ -124,8 +124,8 @@ def run(arguments: list[str]) -> int:
     scoring |= {"acting": config.acting, "device": str(pick_device(config.device)), "cost_limit": config.cost_limit}
     result = trained.evaluate(**scoring, shield=shield)
     replicas, rows = trained.replicas, result.rows()
-    other = "trained with " * any(name in config.acting for name in trained.grid)  # than they act with
-    columns = {other + name: [number(dict(replica.values)[name]) for replica in replicas] for name in trained.grid}
+    prefix = "trained with " * any(name in config.acting for name in trained.grid)  # than they act with
+    columns = {prefix + name: [number(dict(replica.values)[name]) for replica in replicas] for name in trained.grid}
     columns["seed"] = [str(replica.seed) for replica in replicas]
     returns = {"return_mean": "return", "return_std": "std over episodes"}
     costs = {"cost": "cost", "cost_normalized": "cost / limit", "safe": "safe"}
@@ -140,7 +140,7 @@ def run(arguments: list[str]) -> int:
     means, unit = result.per_seed(), "score" if result.scores is not None else "return"
     for where in by_cell(trained.replicas).values():
         cell = trained.replicas[where[0]].cell
-        say(f"{unit} over seeds{cell and f', {other}{cell}'}: {interval_text(mean_interval(means[where]))}")
+        say(f"{unit} over seeds{cell and f', {prefix}{cell}'}: {interval_text(mean_interval(means[where]))}")
     # where MuJoCo's back end failed to load it was said, and set to "disable" (see
     # offrl.tasks.environments.import_mujoco)
     if video and os.environ.get("MUJOCO_GL") == drawing:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from offrl.settings.evaluation import ACTING
+from offrl.settings.evaluation import ACTING_HELP
 from offrl.settings.field import setting
 
 SUFFIX = {"onnx": ".onnx", "pt2": ".pt2", "c": ".c"}
@@ -28,7 +28,7 @@ class ExportConfig:
     stochastic: bool = setting(
         False, "true: sample the policy's distribution, with random numbers as inputs of the file; false: greedy"
     )
-    acting: dict[str, Any] = setting({}, ACTING)
+    acting: dict[str, Any] = setting({}, ACTING_HELP)
     shield: str | None = setting(
         None, "what corrects actions, in the file too: file.py:FUNCTION, critic or model, as in offrl evaluate"
     )

@@ -9,7 +9,7 @@ from offrl.settings.field import setting
 
 MOST_WORKERS = 8
 MOST_PROCESSES = 1024  # threads, too: with many more of either a machine ends the command, without a word
-ACTING = (  # help of the setting `acting` of a command, for `TrainedPolicy.with_settings`
+ACTING_HELP = (  # help of the setting `acting` of a command, for `TrainedPolicy.with_settings`
     "settings with which policies act otherwise than in training, such as acting.planning=false (planners), "
     "acting.beta=16 acting.decoding=greedy (language models)"
 )
