@@ -124,8 +124,10 @@ class LatentPlanner(Actor):
                 weight = weight * (step.termination <= 0.0)
         action = self._policy(z, rng.normal(draws, (plans.shape[1], plans.shape[-1])))
         total = total + weight * self.algorithm.critics.mean_q(self.state.params["critic"], z, action, pair)
+        if not distance_weight:
+            return total
         size = total.abs().where(total.isfinite(), torch.nan).nanmean(1, keepdim=True) / losses.CLONING
-        return total - distance_weight * size * distance if distance_weight else total
+        return total - distance_weight * size * distance
 
 
 def _each(latents: Tensor, count: int) -> Tensor:
