@@ -68,7 +68,7 @@ def run_policies(run: SavedRun) -> list[tuple[Replica, str, Any]]:
             if (run.dir / "policies" / f"{replica.name}.safetensors").exists():
                 policies.append((replica, "final", run.policy(replica.seed, **dict(replica.values))))
     if not policies:
-        raise UserError(f"{run.dir} has no checkpoint and no policy yet; `offrl train resume={run.dir}` continues it")
+        raise UserError(f"{run.dir} has no checkpoint and no policy yet; `{run.resume_command}` continues it")
     return policies
 
 

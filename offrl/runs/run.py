@@ -69,6 +69,11 @@ class SavedRun:
         return spec_of(self.record, self.dir)
 
     @property
+    def resume_command(self) -> str:
+        """What continues the run, for a shell."""
+        return f"offrl {'finetune' if self.record.get('kind') == 'finetune' else 'train'} resume={self.dir}"
+
+    @property
     def acts(self) -> bool:
         """True for policies, which act and can be scored; a world model does not."""
         return bool(registry.get("algo", self.record["identity"]["algo"]["name"]).traits.policy_modules)
@@ -191,7 +196,7 @@ class SavedRun:
         path = self.dir / "policies" / f"{replica.name}.safetensors"
         if not path.exists():
             raise UserError(
-                f"{path} does not exist: training has not finished; `offrl train resume={self.dir}` continues it"
+                f"{path} does not exist: training has not finished; `{self.resume_command}` continues it"
             )
         policy, index = TrainedPolicy.load(path, device), self.replicas.index(replica)
         policy.find_critic = lambda policy: critic_of(self.dir, policy, index)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,9 @@ def test_policies_by_value(run_dir: Path) -> None:
     with pytest.raises(
         UserError, match=r"temperature=1,expectile=0.7,seed=1.safetensors does not exist: training has not finished"
     ):
+        run.policy(1, temperature=1, expectile=0.7)
+    run.record["kind"] = "finetune"
+    with pytest.raises(UserError, match=re.escape(f"`offrl finetune resume={run_dir}` continues it")):
         run.policy(1, temperature=1, expectile=0.7)
     for replica in run.replicas:
         own = with_settings(algorithm, dict(replica.values))
