@@ -124,14 +124,15 @@ class Run(SavedRun):
         stochastic: bool = False,
         opset: int | None = None,
         shield: ShieldSettings | None = None,
+        acting: Mapping[str, Any] | None = None,
         **values: float,
     ) -> Path:
         """Write the policy of one seed, and grid point, as a file that runs without offrl; see
-        `offrl.export.export_policy`.
+        `offrl.export.export_policy`. acting: other values of settings that only acting looks at, {"planning": False}.
 
         Returns the file: `out`, or RUN/export/REPLICA/policy.SUFFIX, with policy.json beside it. Raises UserError.
         """
-        return export_run(self, format, seed, values, out, stochastic, opset, shield).path
+        return export_run(self, format, seed, values, out, stochastic, opset, shield, acting).path
 
     def film(
         self,

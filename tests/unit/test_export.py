@@ -415,6 +415,8 @@ def test_what_plans_is_exported_without_planning(tmp_path: Path) -> None:
         export(place)
     with pytest.raises(UserError, match=r"policy of tdmpc2 cannot act with another latent, only .*planning"):
         export([*place, "acting.latent=16"])
+    with pytest.raises(UserError, match="policy of tdmpc2 cannot act with another latent"):
+        run.export("pt2", acting={"latent": 16})
     assert (
         export([*place, "acting.planning=false", "acting.plan_population=7"]) == 0
     )  # fewer than elites: nothing plans
