@@ -98,6 +98,12 @@ CURVES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str | None]] = {
     "mbpo": ("mbpo", {**SMALL, **MODEL}, {"utd": 4, "warmup": 256}, None),
     "mbpo_longer": ("mbpo", {**SMALL, **MODEL, "algo.model_steps": 1_000}, {"utd": 4, "warmup": 256}, None),
     "mbpo_optimistic": ("mbpo", {**SMALL, **MODEL, "algo.candidates": 5}, {"utd": 4, "warmup": 256}, None),
+    "mbpo_longer_optimistic": (
+        "mbpo",
+        {**SMALL, **MODEL, "algo.model_steps": 1_000, "algo.candidates": 5},
+        {"utd": 4, "warmup": 256},
+        None,
+    ),
 }
 WITHOUT_DATA = (
     "small_sac",
@@ -108,6 +114,7 @@ WITHOUT_DATA = (
     "mbpo",
     "mbpo_longer",
     "mbpo_optimistic",
+    "mbpo_longer_optimistic",
 )
 WARMUP = 100  # steps with random actions from scratch: SB3's learning_starts
 
@@ -247,6 +254,7 @@ def table(out: Path) -> None:
         "mbpo": "MBPO",
         "mbpo_longer": "MBPO, models trained longer",
         "mbpo_optimistic": "MBPO, optimistic exploration",
+        "mbpo_longer_optimistic": "MBPO, models trained longer, optimistic exploration",
         "sb3": "SB3 SAC",
     }
     files = {labels[name]: out / name / SCORES for name in labels if (out / name / SCORES).exists()}
