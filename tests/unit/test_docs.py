@@ -52,11 +52,14 @@ def test_every_algorithm_and_preset_has_a_page() -> None:
 
 
 def test_the_algorithms_that_take_images_are_listed() -> None:
-    page = (ROOT / "docs" / "images.md").read_text()
+    page, count = (ROOT / "docs" / "images.md").read_text(), -1  # `encoder` trains no policy
     for words, trait in (("with an encoder", "encoded"), ("with one inside the model", "streams")):
         row = re.search(rf"^\| {words} \| (.*) \|$", page, re.M)
         algorithms = [name for name, kind in registry.names("algo").items() if kind.traits.observations == trait]
         assert row is not None and row[1].split(", ") == sorted(algorithms)
+        count += len(algorithms)
+    readme = (ROOT / "README.md").read_text()
+    assert f"[{count} methods](docs/images.md)" in readme and f"[{count} of the algorithms](docs/images.md)" in readme
 
 
 def test_symbols_of_the_glossary_are_those_of_settings() -> None:
