@@ -195,9 +195,7 @@ class SavedRun:
             )
         path = self.dir / "policies" / f"{replica.name}.safetensors"
         if not path.exists():
-            raise UserError(
-                f"{path} does not exist: training has not finished; `{self.resume_command}` continues it"
-            )
+            raise UserError(f"{path} does not exist: training has not finished; `{self.resume_command}` continues it")
         policy, index = TrainedPolicy.load(path, device), self.replicas.index(replica)
         policy.find_critic = lambda policy: critic_of(self.dir, policy, index)
         return policy
