@@ -448,7 +448,7 @@ def test_what_the_model_predicts() -> None:
 
 @pytest.mark.parametrize("latents", ["classes", "gaussian"])
 def test_a_model_that_learns_from_rewards_and_ends_alone(latents: str) -> None:
-    """Without an objective: the same losses, but what is drawn again trains the decoder and nothing else."""
+    """Without an objective: the same losses, but the reconstruction trains the decoder and nothing else."""
     algorithm, state = make(objective="none", latents=latents, latent=5)
     batch = a_batch()
     params = {n: {k: v.clone().requires_grad_() for k, v in p.items()} for n, p in state.params.items()}
