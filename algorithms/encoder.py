@@ -37,7 +37,7 @@ class EncoderTrainingConfig:
     objective: str = setting(
         "value",
         "value: of goals that are later frames (V-PTR); contrast: which frame comes soon after which; autoencode: the "
-        "images are drawn again",
+        "images are reconstructed",
         choices=tuple(MODULES),
     )
     discount: float = setting(
@@ -93,7 +93,7 @@ class EncoderTraining(Algorithm[EncoderTrainingConfig]):
 
     @classmethod
     def requires(cls, config: TrainConfig, dataset: Dataset) -> dict[str, Requirement]:
-        """Raises UserError for data without images, and for images that are shifted before they are drawn again."""
+        """Raises UserError for data without images, and for images that are shifted before they are reconstructed."""
         if not any(stream.image for stream in dataset.spec.streams):
             raise UserError(f"algo=encoder learns from images, and {dataset.spec.name} has none")
         if config.algo.objective == "autoencode" and config.encoder.shift:

@@ -73,8 +73,7 @@ class FinetuneConfig:
     mixing: Any = setting(
         "auto",
         "share of each batch drawn from the data, the rest from what was played; 0: without the data; null: from the "
-        "union of both, in proportion; auto: what the algorithm is used with (AWAC, IQL and its relatives: null, the "
-        "others: 0.5)",
+        "union of both, in proportion; auto: the algorithm's own, 0.5 for most (docs/finetune.md)",
     )
     replay: str = setting(
         "uniform",
@@ -94,14 +93,13 @@ class FinetuneConfig:
     )
     utd: float | None = setting(
         None,
-        "updates for each environment step; null: what the algorithm is used with (MBPO: 20, BRC: 2, FastTD3: 2/envs, "
-        "the others: 1)",
+        "updates for each environment step; null: the algorithm's own, 1 for most (docs/finetune.md)",
         low=0.0,
     )
     warmup: int | None = setting(
         None,
-        "environment steps before the first update; null: what the algorithm is used with (WSRL, MBPO, BRC: 5,000; the "
-        "others: 0, or 1,000 from fresh parameters and with replay=balanced)",
+        "environment steps before the first update; null: the algorithm's own (docs/finetune.md), or else 0, and 1,000 "
+        "from fresh parameters and with replay=balanced",
         low=0,
     )
     update_every: Any = setting(

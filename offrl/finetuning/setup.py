@@ -279,15 +279,10 @@ def _kind(name: str, label: str, where: str = "") -> tuple[type[Algorithm], dict
             and finetune_settings(n) is not None
         )
     )
-    if changes is None:
+    if changes is None or not (_learns_from_rewards(kind) or issubclass(kind, GoalConditioned)):
         raise UserError(
-            f"{where or name}: {name} learns from demonstrations, in a model, or from windows of steps, not from "
-            f"single steps of an environment; those that can be fine-tuned: {able}"
-        )
-    if not (_learns_from_rewards(kind) or issubclass(kind, GoalConditioned)):
-        raise UserError(
-            f"{where or name}: {name} imitates the data and has no critic, so an environment's rewards would teach it "
-            f"nothing; those that can be fine-tuned: {able}"
+            f"{where and where + ': '}{name} has no form that learns from an environment's rewards; those that can be "
+            f"fine-tuned: {able}"
         )
     return kind, changes
 

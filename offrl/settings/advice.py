@@ -36,6 +36,12 @@ def sanity_checks(config: TrainConfig, rows: int) -> Iterator[str]:
     if any(0.5 <= v < 1.0 for v in grid.get("polyak", ())):
         high = max(v for v in grid["polyak"] if v < 1.0)
         yield f"algo.polyak={high:g} of the online parameters enters the targets in every update; 0.005 is usual"
+    updates = getattr(algo, "model_updates", 0)
+    if getattr(algo, "policy_after_model", False) and updates >= config.steps:
+        yield (
+            f"steps={config.steps:,} are all the model's (algo.model_updates={updates:,}), and actor and critic learn "
+            "after them: more steps=, or a smaller algo.model_updates="
+        )
     if config.eval.every and config.eval.every > config.steps:
         yield (
             f"eval.every={config.eval.every:,} is more than steps={config.steps:,}: policies are scored at the end only"

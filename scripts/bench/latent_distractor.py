@@ -1,4 +1,4 @@
-"""What a latent model learns of images with a moving distractor, with and without drawing them again:
+"""What a latent model learns of images with a moving distractor, with and without reconstructing them:
 `python scripts/bench/latent_distractor.py`.
 
 Trains `dreamerv3` (reconstruction), `repo` (bottleneck) and `infopower` (information) on pictures of the drawn

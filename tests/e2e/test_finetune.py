@@ -182,7 +182,7 @@ def test_mistakes_are_one_line(trained: Offrl) -> None:
         "runs/a runs/b": "takes one run, and 2 are given",
         "runs/a --steps=0": "steps=0 is out of range",
         "--resume": "'resume=' has no value",
-        "algo=bc dataset=hopper.hdf5 env=Hopper-v4": "bc imitates the data and has no critic",
+        "algo=bc dataset=hopper.hdf5 env=Hopper-v4": "bc has no form that learns from an environment's rewards",
         "algo=sac_n env=Hopper-v4": "name them, dataset=NAME",
         "algo=sac_n mixing=0": "the environment must be named",
         "env=Hopper-v4 mixing=0": "usage: offrl finetune RUN",

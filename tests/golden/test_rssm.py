@@ -23,6 +23,7 @@ from offrl.errors import UserError
 from offrl.nn.heads import symlog
 from offrl.optim import LaProp
 from offrl.settings.compose import compose
+from offrl.settings.presets import finetune_settings
 from offrl.settings.train import TrainConfig
 from offrl.training.setup import make_algorithm
 from offrl.world_models.recurrent.distributions import Classes, Normals, drawn_classes, kl, one_head
@@ -447,7 +448,7 @@ def test_what_the_model_predicts() -> None:
 
 @pytest.mark.parametrize("latents", ["classes", "gaussian"])
 def test_a_model_that_learns_from_rewards_and_ends_alone(latents: str) -> None:
-    """Without an objective: the same losses, but what is drawn again trains the decoder and nothing else."""
+    """Without an objective: the same losses, but the reconstruction trains the decoder and nothing else."""
     algorithm, state = make(objective="none", latents=latents, latent=5)
     batch = a_batch()
     params = {n: {k: v.clone().requires_grad_() for k, v in p.items()} for n, p in state.params.items()}
@@ -619,6 +620,12 @@ def test_what_actions_bring_about_is_rewarded() -> None:
     assert torch.equal(dream.features, dreams[1].features)
     torch.testing.assert_close(dreams[1].returns - dream.returns, 0.3 * (known - chosen), rtol=1e-4, atol=1e-4)
     assert RSSMConfig().empowerment_weight == 0.0
+
+
+def test_online_no_preset_keeps_what_is_for_data_alone() -> None:
+    online = finetune_settings("rssm") or {}
+    for name in ("dreamerv3", "repo", "infopower", "offline_dv2", "drama"):
+        assert online.items() <= (finetune_settings("rssm", name) or {}).items(), name
 
 
 def test_the_error_of_several_streams() -> None:

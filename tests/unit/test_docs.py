@@ -51,6 +51,12 @@ def test_every_algorithm_and_preset_has_a_page() -> None:
     assert not algorithm_pages.missing_presets()
 
 
+def test_settings_of_algorithms_name_files_that_are_there() -> None:
+    for path in (ROOT / "configs" / "algo").glob("*.yaml"):
+        for name in re.findall(r"\b(?:algorithms|docs|offrl|world_models)/[\w/]+\.(?:py|md)", path.read_text()):
+            assert (ROOT / name).exists(), f"{path.name}: {name}"
+
+
 def test_the_algorithms_that_take_images_are_listed() -> None:
     page, count = (ROOT / "docs" / "images.md").read_text(), -1  # `encoder` trains no policy
     for words, trait in (("with an encoder", "encoded"), ("with one inside the model", "streams")):

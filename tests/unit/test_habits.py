@@ -172,6 +172,8 @@ def test_old_names() -> None:
         ({"checkpoint.every": 500}, "one checkpoint"),
         ({"log_every": 500}, "one line of metrics"),
         ({"seeds": 100}, "seed 100 alone is seeds=100,"),
+        ({"algo": "offline_dv2"}, "actor and critic learn after them"),
+        ({"algo": "offline_dv2", "algo.model_updates": 50}, ""),
         ({}, ""),
     ],
 )

@@ -750,7 +750,7 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
     refused("and this is", lambda: offrl.finetune(offline, env=Walk, dataset=other, quiet=True))
     silent = {"algo.hidden": [8], **SMALL, "eval.env": "none"}
     imitation = offrl.train("bc", data(), seeds=1, steps=5, name="bc", runs_dir=str(tmp_path), settings=silent)
-    refused("bc imitates the data and has no critic", lambda: tune(imitation, tmp_path))
+    refused("bc has no form that learns from an environment's rewards", lambda: tune(imitation, tmp_path))
     tuned = tune(offline, tmp_path)
     refused("is a fine-tuning run: offrl finetune resume=", lambda: tune(tuned, tmp_path, "third"))
     refused("holds another run \\(finetune.utd: 1.0 there, 2.0 here\\)", lambda: tune(offline, tmp_path, utd=2.0))

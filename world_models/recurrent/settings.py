@@ -55,9 +55,9 @@ class LatentConfig:
     )
     objective: str = setting(
         "reconstruction",
-        "what trains the model beside rewards and ends: to draw observations again, a bottleneck of what it sees of "
-        "them (RePo), to tell observations apart, and actions from what changed (InfoPower), or nothing: observations "
-        "are drawn again by a probe, which trains the decoder alone",
+        "what trains the model beside rewards and terminations: reconstruction of observations (DreamerV3), a "
+        "bottleneck of what it sees of them (RePo), to tell observations apart, and actions from what changed "
+        "(InfoPower), or nothing: a probe reconstructs observations, which trains the decoder alone",
         choices=("reconstruction", "bottleneck", "information", "none"),
     )
     dynamics_weight: float = setting(1.0, "weight of the KL divergence that trains the prior", low=0.0)
