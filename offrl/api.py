@@ -107,9 +107,7 @@ class Run(SavedRun):
             study = study_of(robust, environment, task.env_id or task.name)
         noisy = "noise" in study.ranges
         deviations = data_of([self]).columns["observations"].double().std(0).numpy() if noisy else 1.0
-        policies = [self.load_policy(r) for r in self.replicas]
-        policies = [p.with_settings(acting) for p in policies] if acting else policies
-        policies = [shield.of(p) for p in policies] if shield else policies
+        policies = self._policies(acting, shield)
         config = EvalConfig(episodes=episodes, seed=seed, parallel=parallel, max_steps=max_steps, cost_limit=cost_limit)
         chosen = study.points(points)
         total = (1 + len(chosen)) * len(policies) * episodes
@@ -128,7 +126,7 @@ class Run(SavedRun):
         **values: float,
     ) -> Path:
         """Write the policy of one seed, and grid point, as a file that runs without offrl; see
-        `offrl.export.export_policy`. acting: other values of settings that only acting looks at, {"planning": False}.
+        `offrl.export.export_policy`. acting: as in `evaluate`.
 
         Returns the file: `out`, or RUN/export/REPLICA/policy.SUFFIX, with policy.json beside it. Raises UserError.
         """

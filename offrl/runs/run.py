@@ -250,10 +250,8 @@ class SavedRun:
         such as language models. cost_limit: of an episode, for `Evaluation.limits`; None: the algorithm's own. Raises
         UserError where there is no environment, or it does not fit the data.
         """
-        policies = [self.load_policy(r, device) for r in self.replicas]
-        policies = [p.with_settings(acting) for p in policies] if acting else policies
         config = EvalConfig(episodes=episodes, seed=seed, parallel=parallel, max_steps=max_steps, cost_limit=cost_limit)
-        return self._score([shield.of(p) for p in policies] if shield else policies, env, config)
+        return self._score(self._policies(acting, shield, device), env, config)
 
     def evaluate_target_returns(
         self,
@@ -311,6 +309,13 @@ class SavedRun:
             policies = [p.with_settings(acting) for p in policies]
         evaluation = self._score([HeldPolicy(p, d) for d in steps for p in policies], env, config)
         return FrequencyScores(tuple(self.replicas), evaluation.split(len(policies)), tuple(steps))
+
+    def _policies(
+        self, acting: Mapping[str, Any] | None, shield: ShieldSettings | None, device: str = "auto"
+    ) -> list[TrainedPolicy]:
+        policies = [self.load_policy(r, device) for r in self.replicas]
+        policies = [p.with_settings(acting) for p in policies] if acting else policies
+        return [shield.of(p) for p in policies] if shield else policies
 
     def _score(self, policies: Sequence[TrainedPolicy | HeldPolicy], env: Env, config: EvalConfig) -> Evaluation:
         # other processes would act on the CPU
