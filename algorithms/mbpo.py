@@ -34,8 +34,8 @@ class MBPOConfig(OnlineModelSettings, RolloutSettings, SoftSettings):
     name: str = "mbpo"
     horizon_growth: list[int] = setting(
         [],
-        "[a,b]: rollouts have 1 step until update a, and as many as horizon from update b on (Hopper: horizon=15, "
-        "[400000,3000000]); []: always as many",
+        "horizon>1: [a,b]: rollouts have 1 step until update a, and as many as horizon from update b on (Hopper: "
+        "horizon=15, [400000,3000000]); []: always as many",
         low=0,
     )
     candidates: int = setting(
@@ -44,9 +44,9 @@ class MBPOConfig(OnlineModelSettings, RolloutSettings, SoftSettings):
         "(COPlanner: 5); 1: no look-ahead",
         low=1,
     )
-    lookahead: int = setting(5, "candidates: steps that each one is followed", low=1)
+    lookahead: int = setting(5, "candidates>1: steps that each one is followed", low=1)
     optimism: float = setting(
-        1.0, "candidates: times the uncertainty, is added to each reward of those steps (COPlanner's beta)", low=0.0
+        1.0, "candidates>1: times the uncertainty, is added to each reward of those steps (COPlanner's beta)", low=0.0
     )
 
 

@@ -71,9 +71,9 @@ class ModelBasedSettings(RolloutSettings, ActorScheduleSettings, SoftSettings):
         "1: no look-ahead",
         low=1,
     )
-    lookahead: int = setting(5, "candidates: steps that each one is followed", low=1)
+    lookahead: int = setting(5, "candidates>1: steps that each one is followed", low=1)
     lookahead_penalty: float = setting(
-        2.0, "candidates: times the uncertainty, is taken off each reward of those steps", low=0.0
+        2.0, "candidates>1: times the uncertainty, is taken off each reward of those steps", low=0.0
     )
     sample_dropout: float = setting(
         0.0,
@@ -82,7 +82,7 @@ class ModelBasedSettings(RolloutSettings, ActorScheduleSettings, SoftSettings):
         high=0.9,
         structural=True,
     )
-    repeats: int = setting(10, "sample_dropout: rollouts from each state", low=2)
+    repeats: int = setting(10, "sample_dropout>0: rollouts from each state", low=2)
     model_dropout: float = setting(
         0.0,
         "share of the members, those with the largest held-out errors, that rollouts never ask; 0: all but the model's "

@@ -37,19 +37,19 @@ class PETSActor(Actor):
         self.tree = algorithm.acting_tree(state)
 
     def start(self, episodes: int) -> Carry:
-        c, spec, (low, high) = self.algorithm.config, self.algorithm.spec, self.bounds("cpu")
+        c, spec, (low, high) = self.algorithm.config, self.algorithm.spec, self.bounds()
         check_plan(c)  # `acting.` may have changed some settings
         check_plan_memory(c, spec.action_dim)
-        past = torch.zeros(episodes, c.history - 1, spec.observation_dim + spec.action_dim)
+        past = low.new_zeros(episodes, c.history - 1, spec.observation_dim + spec.action_dim)
         return PETSCarry(first_plan(episodes, c.plan_horizon, low, high), past, 0)
 
-    def bounds(self, device: torch.device | str) -> tuple[Tensor, Tensor]:
+    def bounds(self) -> tuple[Tensor, Tensor]:
         """The smallest and the largest action, [A]."""
-        ones = torch.ones(self.algorithm.spec.action_dim, device=device)
+        ones = torch.ones(self.algorithm.spec.action_dim, device=self.state.step.device)
         return -ones, ones
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
-        algorithm, device = self.algorithm, observations.device
+        algorithm = self.algorithm
         past = algorithm.model.first_past(observations) if carry.t == 0 else carry.past
         if not explore:
             key = rng.fold_in(rng.fold_in(self.state.key, 211), carry.t)
@@ -57,6 +57,5 @@ class PETSActor(Actor):
         def returns(observations: Tensor, plans: Tensor, key: Tensor) -> Tensor:
             return algorithm.returns(self.tree, observations, past, plans, key)
 
-        mean = carry.mean.to(device)
-        action, mean = plan(algorithm.config, returns, observations, mean, *self.bounds(device), key, explore=explore)
+        action, mean = plan(algorithm.config, returns, observations, carry.mean, *self.bounds(), key, explore=explore)
         return action, PETSCarry(mean, algorithm.model.later_past(past, observations, action), carry.t + 1)

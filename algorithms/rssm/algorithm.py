@@ -117,14 +117,11 @@ class RSSM(RecurrentModel[RSSMConfig]):
 
     def without_policy(self, waits: Tensor, state: TrainState, before: TrainState) -> TrainState:
         """The state with actor, critic, their optimisers and the scale of returns of `before`, where `waits` []."""
-        names = ("actor", "critic")
-
-        def those(after: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
-            return {**after, **{n: chosen(waits, old[n], after[n]) for n in names if n in after}}
-
-        return state._replace(
-            params=those(state.params, before.params),
-            opt=those(state.opt, before.opt),
-            target=those(state.target, before.target),
-            extra=chosen(waits, before.extra, state.extra),
-        )
+        parts: dict[str, Any] = {
+            part: {
+                name: x if name in self.model else chosen(waits, getattr(before, part)[name], x)
+                for name, x in getattr(state, part).items()
+            }
+            for part in ("params", "opt", "target", "extra")
+        }
+        return state._replace(**parts)

@@ -41,7 +41,7 @@ class LatentPlanner(Actor):
         if not c.planning:
             return None
         check_settings(c, self.algorithm.spec.action_dim)  # `acting.` may have changed some
-        return LatentPlan(first_plan(episodes, c.plan_horizon, *self._bounds("cpu")))
+        return LatentPlan(first_plan(episodes, c.plan_horizon, *self._bounds()))
 
     def act(self, carry: Carry, observations: Tensor, key: Tensor, *, explore: bool) -> tuple[Tensor, Carry]:
         c, latents = self.algorithm.config, self.algorithm.encode(self.state.params, self.state.extra, observations)
@@ -50,7 +50,7 @@ class LatentPlanner(Actor):
         if not explore:
             key = rng.fold_in(self.state.key, 211)
         search, draws = rng.split(key)
-        mean = carry.mean.to(latents.device)
+        mean = carry.mean
         if c.plan_start == "policy":
             mean = self.policy_plans(latents, torch.zeros_like(mean[:1]))[:, 0]
         noise = rng.normal(draws, (c.plan_proposals, *mean.shape[1:]))
@@ -58,7 +58,7 @@ class LatentPlanner(Actor):
             self.returns,
             latents,
             mean,
-            *self._bounds(latents.device, latents),
+            *self._bounds(latents),
             search,
             population=c.plan_population,
             elites=c.plan_elites,
@@ -80,9 +80,9 @@ class LatentPlanner(Actor):
                 "policy.with_settings) exports its policy alone"
             )
 
-    def _bounds(self, device: torch.device | str, latents: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def _bounds(self, latents: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """[A], or of latents [B, L] of several tasks [B, A]: 0 for actions that a task lacks."""
-        ones = torch.ones(self.algorithm.spec.action_dim, device=device)
+        ones = torch.ones(self.algorithm.spec.action_dim, device=self.state.step.device)
         if self.algorithm.parts and latents is not None:
             ones = latents[:, -1 - len(ones) : -1]
         return -ones, ones

@@ -216,8 +216,8 @@ class TrainedPolicy:
         return self._other(with_settings(self.algorithm, settings), self.state)
 
     def _other(self, algorithm: Algorithm, state: TrainState) -> TrainedPolicy:
-        other = copy.copy(self)
-        other.algorithm, other.state, other._ready, other.find_critic = algorithm, state, None, self.find_critic
+        other = copy.copy(self)  # as for another process
+        other.algorithm, other.state, other.device, other.find_critic = algorithm, state, self.device, self.find_critic
         other.reset()
         return other
 
@@ -227,8 +227,7 @@ class TrainedPolicy:
 
         Raises UserError for a policy that would have to be trained for them, and for rewards that are no task.
         """
-        actor = self.algorithm.actor(self.state)
-        actor = actor.infer_task(self.normalised(next_observations), task_rewards(rewards))
+        actor = self.algorithm.actor(self.state).infer_task(self.normalised(next_observations), task_rewards(rewards))
         return self._other(actor.algorithm, actor.state)
 
     def normalised(self, observations: np.ndarray) -> Any:

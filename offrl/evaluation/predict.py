@@ -83,7 +83,8 @@ def predict(
     if memory is not None and memory.rows != len(batch):
         raise UserError(f"state= is of {memory.rows} episodes, and there are {len(batch)} observations")
     if memory is not None and some:
-        memory = memory._replace(carry=policy.actor.begin_anew(memory.carry, torch.from_numpy(starts.copy())))
+        anew = torch.tensor(starts, device=policy.device)
+        memory = memory._replace(carry=policy.actor.begin_anew(memory.carry, anew))
     elif memory is None or starts.any():
         memory = PredictState(policy.start(len(batch)), 0, len(batch))
         if policy.goal_conditioned:

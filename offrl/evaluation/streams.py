@@ -166,7 +166,9 @@ class EncodingActor(Actor):
 
     def start(self, episodes: int) -> Carry:
         carry = self.inner.start(episodes)
-        return begin(episodes, self.spec, carry) if self.spec.frames > 1 or self.spec.windowed else carry
+        if self.spec.frames > 1 or self.spec.windowed:
+            carry = moved(begin(episodes, self.spec, carry), self.state.step.device)
+        return carry
 
     def begin_anew(self, carry: Carry, mask: Tensor) -> Carry:
         if not isinstance(carry, Past):
@@ -201,6 +203,6 @@ class EncodingActor(Actor):
         return carry._replace(inner=change(carry.inner, x)) if isinstance(carry, Past) else change(carry, x)
 
 
-def moved(observations: Any, device: torch.device) -> Any:
-    """Observations, a tensor or a dictionary of them, on a device."""
-    return pytree.tree_map(lambda x: x.to(device), observations)
+def moved(tree: Any, device: torch.device) -> Any:
+    """The tensors of a tree, such as observations of several streams, on a device."""
+    return pytree.tree_map_only(Tensor, lambda x: x.to(device), tree)

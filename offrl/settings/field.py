@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from offrl.errors import UserError, nearest, out_of_memory
 
 Kind = TypeVar("Kind")
-# how the help of a setting begins that is read with this value of another alone, or with one of several
-READER = re.compile(r"(\w+)=(\w+(?:\|\w+)*): ")
+# how the help of a setting begins that is read with this value of another alone, with one of several, or above a number
+READER = re.compile(r"(\w+)(=|>)(\w+(?:\|\w+)*): ")
 
 
 def setting(
@@ -135,7 +135,7 @@ def check(config: Any, prefix: str = "") -> None:
 
 def check_read(config: Any, names: Collection[str], varied: Mapping[str, Sequence[Any]]) -> None:
     """Raise UserError for the first setting of an algorithm that was changed and does nothing, for another one has not
-    the value with which it is read, NAME=VALUE or NAME=VALUE|VALUE at the beginning of its help.
+    the value with which it is read: NAME=VALUE, NAME=VALUE|VALUE or NAME>NUMBER at the beginning of its help.
 
     names: of the settings that a user gave. varied: values of a grid.
     """
@@ -145,10 +145,15 @@ def check_read(config: Any, names: Collection[str], varied: Mapping[str, Sequenc
         changed = spec.name in varied or (spec.name in names and value != getattr(default, spec.name))
         if reader is None or not changed or not hasattr(config, reader[1]):
             continue
-        if (other := shown_value(getattr(config, reader[1]))) not in (values := reader[2].split("|")):
+        name, other, values = reader[1], getattr(config, reader[1]), reader[3].split("|")
+        if reader[2] == ">":
+            reads, cure = max(varied.get(name, [other])) > int(values[0]), f" above {values[0]}"
+        else:
+            reads, cure = shown_value(other) in values, f"={' or '.join(values)}"
+        if not reads:
             raise UserError(
                 f"algo.{spec.name}={shown_value(varied.get(spec.name, value))} does nothing with "
-                f"algo.{reader[1]}={other}; leave it out, or set algo.{reader[1]}={' or '.join(values)}"
+                f"algo.{name}={shown_value(other)}; leave it out, or set algo.{name}{cure}"
             )
 
 

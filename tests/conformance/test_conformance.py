@@ -485,6 +485,10 @@ def test_act(case: Case, tmp_path: Path) -> None:
     restored = pytree.tree_unflatten([leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves], tree)
     assert torch.equal(*(actor.act(memory, obs, rng.make_key(2), explore=False)[0] for memory in (carry, restored)))
 
+    if actor.resettable and begin(actor, 4) is not None:  # on any device, for which torch's meta device stands
+        elsewhere = algorithm.actor(pytree.tree_map(lambda x: x.to("meta"), state))
+        elsewhere.begin_anew(elsewhere.start(4), torch.zeros(4, dtype=torch.bool, device="meta"))
+
     policy = TrainedPolicy(algorithm, state, seed)
     raw = (obs * torch.tensor(spec.observation_std) + torch.tensor(spec.observation_mean)).numpy()
     where = goals(algorithm, 64) * torch.tensor(spec.observation_std) + torch.tensor(spec.observation_mean)

@@ -16,6 +16,7 @@ from offrl.data.dataset import DataSpec
 from offrl.data.samplers.tables import Experience
 from offrl.errors import UserError
 from offrl.families.sac import SoftActorCritic
+from offrl.settings.compose import compose
 from offrl.world_models.model import Outcome, Prediction
 from offrl.world_models.online import experienced
 from offrl.world_models.rollout import Imagined, ImaginedRing
@@ -225,3 +226,25 @@ def test_exploration_takes_the_future_of_most_reward_and_surprise(
 def test_refusals(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         make(**settings)
+
+
+@pytest.mark.parametrize(
+    ("algo", "name", "value", "reader", "off", "least"),
+    [
+        ("mbpo", "optimism", 2.0, "candidates", 1, 1),
+        ("mbpo", "horizon_growth", [10, 20], "horizon", 1, 1),
+        ("mopo", "repeats", 4, "sample_dropout", 0.0, 0),
+        ("dreamerv3", "penalty_unit", "one", "members", 1, 1),
+    ],
+)
+def test_settings_below_the_number_that_reads_them_are_refused(
+    algo: str, name: str, value: Any, reader: str, off: float, least: int
+) -> None:
+    values = {"algo": algo, f"algo.{name}": value}
+    with pytest.raises(UserError) as error:
+        compose(values)
+    assert str(error.value) == (
+        f"algo.{name}={str(value).replace(' ', '')} does nothing with algo.{reader}={off}; leave it out, or set "
+        f"algo.{reader} above {least}"
+    )
+    compose({**values, f"algo.{reader}": least + 0.5 if isinstance(off, float) else 2})

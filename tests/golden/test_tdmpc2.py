@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 from offrl import losses, registry, rng
 from offrl.algorithm import TrainState
@@ -423,6 +424,14 @@ def test_what_is_planned_for_an_episode_depends_on_no_other() -> None:
     on, _ = actor.act(carry, observations[3:], key, explore=False)
     torch.testing.assert_close(together[3:], on, rtol=1e-4, atol=1e-5)
     assert (on - actor.act(actor.start(1), observations[3:], key, explore=False)[0]).abs().max() > 1e-3
+
+
+def test_an_episode_begins_anew_on_another_device() -> None:
+    """For which torch's meta device stands."""
+    algorithm, state = make()
+    actor = algorithm.actor(pytree.tree_map(lambda x: x.to("meta"), state))
+    carry = actor.begin_anew(actor.start(4), torch.zeros(4, dtype=torch.bool, device="meta"))
+    assert carry.mean.device.type == "meta" and carry.mean.shape == (4, 3, A)
 
 
 def test_without_planning_the_policy_acts() -> None:

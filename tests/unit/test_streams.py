@@ -24,6 +24,7 @@ from offrl.encoding import encoded_update
 from offrl.errors import UserError
 from offrl.evaluation.observations import goals_of
 from offrl.evaluation.policy import TrainedPolicy
+from offrl.evaluation.predict import PredictState
 from offrl.evaluation.streams import kind_of
 from offrl.settings.compose import compose
 from offrl.settings.encoder import EncoderConfig
@@ -307,6 +308,22 @@ def test_a_policy_sees_the_frames_of_its_episode(tmp_path: Path) -> None:
     assert loaded.spec == spec and loaded.spec.frames == 3
     for observation, action in zip(shown, actions, strict=True):
         np.testing.assert_array_equal(loaded.act(observation), action)
+
+
+def test_a_policy_remembers_on_the_device_on_which_it_acts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames, plans, and which episodes begin anew; torch's meta device stands for any."""
+    settings: dict[str, Any] = {"planning": True, "plan_population": 8, "plan_elites": 4, "plan_proposals": 2}
+    algorithm = make("tdmpc2", data(frames=2, encoder="drq"), discount=0.9)
+    acting = TrainedPolicy(algorithm, algorithm.init(0), 0, "meta").with_settings(settings)
+    shown = {"vector": torch.zeros(2, 2), "front": torch.zeros(2, SIZE, SIZE, 3, dtype=torch.uint8)}
+    seen = pytree.tree_map(lambda x: x.to("meta"), shown)
+    _, carry = acting.actor.act(acting.start(2), seen, acting.actor.state.key, explore=False)
+    assert {leaf.device.type for leaf in pytree.tree_leaves(carry)} == {"meta"}
+    told: list[Any] = []
+    monkeypatch.setattr(acting, "step", lambda carry, *_: (np.zeros((2, 2)), told.append(carry) or carry))  # type: ignore[func-returns-value]
+    observations = {"state": np.zeros((2, 2), np.float32), "front": images(2)}
+    acting.predict(observations, PredictState(carry, 1, 2), np.array([True, False]))
+    assert {leaf.device.type for leaf in pytree.tree_leaves(told)} == {"meta"}
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ class LatentConfig:
     )
     penalty_unit: str = setting(
         "mean",
-        "unit of the disagreement: its mean over the data's states (ours), or one, as Offline DreamerV2's",
+        "members>1: unit of the disagreement: its mean over the data's states (ours), or one, as Offline DreamerV2's",
         choices=("mean", "one"),
     )
     model_updates: int = setting(
