@@ -150,14 +150,14 @@ class Simulator:
         # members
         prediction = self.model.predict(self.tree, self.observations, actions, self.past)
         outcome = self.model.outcome(self.tree, prediction, self.observations, actions, self._next_key())
-        doubt = np.zeros(self.count)
+        uncertainty = np.zeros(self.count)
         if self.measure is not None:
             estimate = self.measure(self.model, self.tree, prediction, self.observations, actions)
-            doubt = estimate.nan_to_num(1e6, 1e6).cpu().double().numpy()
+            uncertainty = estimate.nan_to_num(1e6, 1e6).cpu().double().numpy()
         self.past = self.model.later_past(self.past, self.observations, actions)
         self.observations = outcome.next_observations
         self.steps += 1
-        rewards = self.units.rewards(outcome.rewards) - self.penalty * doubt
+        rewards = self.units.rewards(outcome.rewards) - self.penalty * uncertainty
         terminated, clipped = outcome.terminations.cpu().numpy(), outcome.clipped.cpu().numpy()
         reason = np.full(self.count, None, object)
         reason[self.steps >= self.horizon] = "horizon"
@@ -165,7 +165,7 @@ class Simulator:
             reason[clipped] = "out of range"
         reason[terminated] = None
         truncated = np.array([r is not None for r in reason])
-        return Step(self._shown(self.observations), rewards, terminated, truncated, reason, doubt, clipped)
+        return Step(self._shown(self.observations), rewards, terminated, truncated, reason, uncertainty, clipped)
 
     def _shown(self, observations: torch.Tensor) -> np.ndarray:
         return np.clip(self.units.raw(observations), self.low, self.high)  # rounding may lead past the edge

@@ -19,7 +19,7 @@ from offrl.algorithm import Batch, Metrics, Params, TrainState, Tree, Update
 from offrl.algorithms.director.actor import DirectorActor
 from offrl.algorithms.director.goals import goals
 from offrl.algorithms.director.hierarchy import abstract, coded, entropy_shares, manager_log_probs, max_cosine, segments
-from offrl.algorithms.director.imagination import Journey, journey_from
+from offrl.algorithms.director.imagination import GoalRollout, goal_rollout
 from offrl.algorithms.director.scales import correction, deviation, followed, policy_loss
 from offrl.algorithms.director.settings import DirectorConfig, check_hierarchy
 from offrl.data.samplers.states import VALID, in_time
@@ -85,13 +85,13 @@ class Director(RecurrentModel[DirectorConfig]):
         metrics = {"goal/reconstruction": errors, "goal/kl": mean, "goal/kl_weight": weight}
         return errors + weight * mean, metrics, {"goal_kl": weight}
 
-    def worker_loss(self, params: dict[str, Params], state: TrainState, journey: Journey) -> Losses:
+    def worker_loss(self, params: dict[str, Params], state: TrainState, rollout: GoalRollout) -> Losses:
         """-E weight [A + eta H(pi)] and the critic's loss, with max-cosine rewards on the way to each goal by itself;
         A's gradient goes through the model.
         """
         c = self.config
-        features, alive = segments(journey.features, c.goal_steps), segments(journey.alive, c.goal_steps)
-        goals = journey.goals.flatten(0, 1).expand(len(features), -1, -1)
+        features, alive = segments(rollout.features, c.goal_steps), segments(rollout.alive, c.goal_steps)
+        goals = rollout.goals.flatten(0, 1).expand(len(features), -1, -1)
         x = torch.cat([features, goals], -1)
         rewards = max_cosine(goals, features[..., : c.recurrent_width])
         gain, critic, extra = self.valued("goal_critic", params, state, x, rewards, alive)
@@ -100,17 +100,17 @@ class Director(RecurrentModel[DirectorConfig]):
         loss, metrics, more = policy_loss(c, "worker", state.extra, gain, entropy, alive)
         return loss + critic, {**metrics, "worker/reward": rewards.mean()}, {**extra, **more}
 
-    def manager_loss(self, params: dict[str, Params], state: TrainState, journey: Journey) -> Losses:
+    def manager_loss(self, params: dict[str, Params], state: TrainState, rollout: GoalRollout) -> Losses:
         """-E weight [sg(A) ln pi(z|s) + eta H(pi)] and both critics' losses, every K steps; A is that of the task and,
         by its weight, that of exploration.
         """
-        c, x = self.config, journey.features[:: self.config.goal_steps].detach()
+        c, x = self.config, rollout.features[:: self.config.goal_steps].detach()
         log_probs = manager_log_probs(c, self.apply("manager", params["manager"], x[:-1]))
-        rewards, alive = abstract(journey.rewards, journey.alive.detach(), c.goal_steps, c.discount)
-        surprise, _ = abstract(journey.surprise, journey.alive.detach(), c.goal_steps, c.discount)
+        rewards, alive = abstract(rollout.rewards, rollout.alive.detach(), c.goal_steps, c.discount)
+        surprise, _ = abstract(rollout.surprise, rollout.alive.detach(), c.goal_steps, c.discount)
         gain, critic, extra = self.valued("critic", params, state, x, rewards, alive)
         more, other, moments = self.valued("exploration_critic", params, state, x, surprise, alive)
-        log_prob = (journey.codes.unflatten(-1, log_probs.shape[-2:]) * log_probs).sum((-2, -1))
+        log_prob = (rollout.codes.unflatten(-1, log_probs.shape[-2:]) * log_probs).sum((-2, -1))
         loss, metrics, weight = policy_loss(
             c, "manager", state.extra, gain + c.exploration_weight * more, entropy_shares(log_probs), alive, log_prob
         )
@@ -134,10 +134,10 @@ class Director(RecurrentModel[DirectorConfig]):
         """The losses of model, goal autoencoder, worker and manager, of the states after the burn-in."""
         keys = rng.split(key, 4)
         windows, batch, model, metrics = self.model_loss(params, batch, keys[:2])
-        journey = journey_from(self, {**state.params, "actor": params["actor"]}, windows, keys[2])
+        rollout = goal_rollout(self, {**state.params, "actor": params["actor"]}, windows, keys[2])
         goal, of_goal, extra = self.goal_loss(params, state, windows, batch, keys[3])
-        worker, of_worker, more = self.worker_loss(params, state, journey)
-        manager, of_manager, last = self.manager_loss(params, state, journey)
+        worker, of_worker, more = self.worker_loss(params, state, rollout)
+        manager, of_manager, last = self.manager_loss(params, state, rollout)
         metrics = {**metrics, **of_goal, **of_worker, **of_manager}
         return model + goal + worker + manager, metrics, {**extra, **more, **last}
 

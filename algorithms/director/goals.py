@@ -28,7 +28,7 @@ def goals(algorithm: Director, params: dict[str, Params], batch: Batch, context:
     if not states or "decoder" not in algorithm.model:
         return None
     first, *keys = rng.split(key, 1 + len(states))
-    windows, chosen, journeys = observed(latents, batch, first), [], []
+    windows, chosen, rollouts = observed(latents, batch, first), [], []
     for step, draws in zip(states, keys, strict=True):
         at = steps_of(windows, step)
         _, goal = proposed(latents.apply, c, at.features, None)
@@ -38,9 +38,9 @@ def goals(algorithm: Director, params: dict[str, Params], batch: Batch, context:
             dist = latents.apply("actor", torch.cat([at.features, goal], -1))
             at, _ = latents.imagine(at, algorithm.policy.mode(dist), draw)
             visited.append(at.features)
-        journeys.append(torch.stack(visited))
-    goal, journey = torch.stack(chosen), torch.stack(journeys)
+        rollouts.append(torch.stack(visited))
+    goal, rollout = torch.stack(chosen), torch.stack(rollouts)
     sample = latents.kind.draw(latents.kind.read(latents.apply("prior", goal))[..., 0, :, :], None)
-    nearness = max_cosine(goal.unsqueeze(1), journey[..., : c.recurrent_width])
-    imagined = decoded(latents, journey[:, 1:])
+    nearness = max_cosine(goal.unsqueeze(1), rollout[..., : c.recurrent_width])
+    imagined = decoded(latents, rollout[:, 1:])
     return Goals(states, decoded(latents, torch.cat([goal, sample], -1)), imagined, nearness)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from offrl import rng
 from offrl.algorithm import Batch, Loss, Metrics, Params, TrainState, Tree, Update
-from offrl.algorithms.rssm.imagination import Dream, imagined
+from offrl.algorithms.rssm.imagination import LatentRollout, latent_rollout
 from offrl.algorithms.rssm.settings import RSSMConfig
 from offrl.data.samplers.states import ARRIVAL_REWARDS, IS_LAST, IS_TERMINAL, in_time
 from offrl.errors import UserError
@@ -56,40 +56,40 @@ class RSSM(RecurrentModel[RSSMConfig]):
 
     # ---- losses
 
-    def actor_loss(self, actor: Params, dream: Dream, windows: LatentWindows, batch: Batch) -> Loss:
+    def actor_loss(self, actor: Params, rollout: LatentRollout, windows: LatentWindows, batch: Batch) -> Loss:
         """-E weight [sg((R - v) / max(1, S)) ln pi(a|s) + 3e-4 H(pi)], DreamerV3's; actor_gradient=model: -E weight [R
         + 3e-4 H(pi)], DreamerV2's; ours: - bc_weight E ln pi(a_t|s_t) of the data.
         """
         c, policy = self.config, self.policy
-        dist = self.apply("actor", actor, dream.features[:-1].detach())
+        dist = self.apply("actor", actor, rollout.features[:-1].detach())
         entropy = policy.entropy(dist)  # type: ignore[operator]
         if c.actor_gradient == "model":
-            gain = dream.returns
+            gain = rollout.returns
         else:
-            advantage = (dream.returns - dream.values[:-1]) / (dream.high - dream.low).clamp(min=1.0)
-            gain = policy.log_prob(dist, dream.actions) * advantage
+            advantage = (rollout.returns - rollout.values[:-1]) / (rollout.high - rollout.low).clamp(min=1.0)
+            gain = policy.log_prob(dist, rollout.actions) * advantage
         gain = gain + c.entropy_weight * entropy
         known = self.apply("actor", actor, windows.state.features.detach())
         cloning = masked_mean(-policy.log_prob(known, batch["actions"]), ~batch[IS_LAST])
-        loss = c.bc_weight * cloning - (dream.weights * gain).mean()
-        metrics: Metrics = {"loss": loss, "bc": cloning, "entropy": entropy.mean(), "return": dream.returns.mean()}
+        loss = c.bc_weight * cloning - (rollout.weights * gain).mean()
+        metrics: Metrics = {"loss": loss, "bc": cloning, "entropy": entropy.mean(), "return": rollout.returns.mean()}
         return loss, {f"actor/{name}": value for name, value in metrics.items()}
 
     def critic_loss(
-        self, critic: Params, state: TrainState, dream: Dream, windows: LatentWindows, batch: Batch
+        self, critic: Params, state: TrainState, rollout: LatentRollout, windows: LatentWindows, batch: Batch
     ) -> Loss:
         """E weight [CE(v, R) + CE(v, v')] + 0.3 of the same on the data's own returns, which begin again from imagined
         ones at each state (as the authors' code); the gradient of the latter trains the model, too.
         """
         c = self.config
-        dreamt = self.value_loss("critic", critic, state, dream.features[:-1], dream.returns)
-        dreamt = (dream.weights * dreamt).mean()
+        loss = self.value_loss("critic", critic, state, rollout.features[:-1], rollout.returns)
+        loss = (rollout.weights * loss).mean()
         alive = c.discount * (~batch[IS_TERMINAL]).float()
-        again = dream.returns[0].unflatten(0, batch[IS_LAST].shape)
-        returns = lambda_returns(batch[ARRIVAL_REWARDS], again, alive, (~batch[IS_LAST]).float(), c.decay)
+        starts = rollout.returns[0].unflatten(0, batch[IS_LAST].shape)
+        returns = lambda_returns(batch[ARRIVAL_REWARDS], starts, alive, (~batch[IS_LAST]).float(), c.decay)
         replayed = self.value_loss("critic", critic, state, windows.state.features[:-1], returns)
         replayed = ((~batch[IS_LAST][:-1]).float() * replayed).mean()
-        return dreamt + c.replay_weight * replayed, {"critic/loss": dreamt, "critic/replay": replayed}
+        return loss + c.replay_weight * replayed, {"critic/loss": loss, "critic/replay": replayed}
 
     def loss(
         self, params: dict[str, Params], state: TrainState, batch: Batch, key: Tensor
@@ -98,11 +98,11 @@ class RSSM(RecurrentModel[RSSMConfig]):
         c, keys = self.config, rng.split(key, 3)
         windows, batch, model, metrics = self.model_loss(params, batch, keys[:2])
         through = params["actor"] if c.actor_gradient == "model" else None
-        dream = imagined(self, state, windows, keys[2], through)
-        actor, actor_metrics = self.actor_loss(params["actor"], dream, windows, batch)
-        critic, critic_metrics = self.critic_loss(params["critic"], state, constant(dream), windows, batch)
+        rollout = latent_rollout(self, state, windows, keys[2], through)
+        actor, actor_metrics = self.actor_loss(params["actor"], rollout, windows, batch)
+        critic, critic_metrics = self.critic_loss(params["critic"], state, constant(rollout), windows, batch)
         metrics = {**metrics, **actor_metrics, **critic_metrics}
-        return model + actor + critic, metrics, {"low": dream.low, "high": dream.high}
+        return model + actor + critic, metrics, {"low": rollout.low, "high": rollout.high}
 
     def update(self, state: TrainState, batch: Batch, key: Tensor, *, phase: int) -> Update:
         c, before = self.config, state

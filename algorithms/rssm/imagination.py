@@ -1,4 +1,4 @@
-"""What the policy lives through in the latent model, and what it earns there."""
+"""Rollouts of the policy in the latent model, and their returns."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from offrl.algorithms.rssm.algorithm import RSSM
 
 
-class Dream(NamedTuple):
-    """What the policy lives through in the model, from N states on; constants, but where the policy learns through
+class LatentRollout(NamedTuple):
+    """A rollout of the policy in the model, from N states on; constants, but where the policy learns through
     the model.
     """
 
@@ -34,9 +34,9 @@ class Dream(NamedTuple):
     high: Tensor
 
 
-def imagined(
+def latent_rollout(
     algorithm: RSSM, state: TrainState, windows: LatentWindows, key: Tensor, actor: Params | None = None
-) -> Dream:
+) -> LatentRollout:
     """H steps of the policy from all states of windows, by the parameters before this update; rewards less the
     penalty. actor: parameters of the policy, to which the returns' gradient goes through the model; None: to none.
     """
@@ -44,17 +44,17 @@ def imagined(
     latents = algorithm.latents(params if actor is None else {**params, "actor": actor})
     with torch.no_grad() if actor is None else contextlib.nullcontext():
         at = pytree.tree_map(lambda x: x.flatten(0, 1).detach(), windows.state)
-        visited, actions, doubts = [at.features], [], [torch.zeros_like(at.sample[:, 0])]
+        visited, actions, disagreements = [at.features], [], [torch.zeros_like(at.sample[:, 0])]
         for step_key in rng.split(key, c.horizon):
             draw, move = rng.split(step_key)
             dist = latents.apply("actor", visited[-1])
             actions.append(algorithm.policy.unbounded(dist, draw))  # type: ignore[operator]
-            at, doubt = latents.imagine(at, actions[-1], move)
+            at, disagreement = latents.imagine(at, actions[-1], move)
             visited.append(at.features)
-            doubts.append(doubt)
+            disagreements.append(disagreement)
         features = torch.stack(visited)
         rewards = HEAD.mean(latents.apply("reward", features))
-        rewards = penalised(c, rewards, doubts, windows)
+        rewards = penalised(c, rewards, disagreements, windows)
         if c.objective == "information":
             played = torch.stack(actions)
             surprise = algorithm.policy.log_prob(latents.apply("actor", features[:-1]), played)
@@ -67,4 +67,4 @@ def imagined(
             torch.lerp(state.extra[name], losses.percentile(returns.detach(), share), 0.01)
             for name, share in (("low", 0.05), ("high", 0.95))
         )
-        return Dream(features, torch.stack(actions), values, returns, alive.detach().cumprod(0)[:-1], low, high)
+        return LatentRollout(features, torch.stack(actions), values, returns, alive.detach().cumprod(0)[:-1], low, high)

@@ -15,7 +15,7 @@ from offrl import rng
 from offrl.algorithm import TrainState
 from offrl.algorithms.director import Director, DirectorConfig
 from offrl.algorithms.director.hierarchy import abstract, coded, entropy_shares, max_cosine, segments
-from offrl.algorithms.director.imagination import Journey, journey_from
+from offrl.algorithms.director.imagination import GoalRollout, goal_rollout
 from offrl.algorithms.director.scales import correction, deviation, followed, policy_loss
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import DataSpec
@@ -83,9 +83,9 @@ def observed(algorithm: Director, params: dict[str, Any]) -> LatentWindows:
     return algorithm.model_loss(params, a_batch(), rng.split(rng.make_key(3)))[0]
 
 
-def a_journey(algorithm: Director, state: TrainState, params: dict[str, Any] | None = None) -> Journey:
+def a_rollout(algorithm: Director, state: TrainState, params: dict[str, Any] | None = None) -> GoalRollout:
     windows = observed(algorithm, state.params)
-    return journey_from(algorithm, state.params if params is None else params, windows, rng.make_key(4))
+    return goal_rollout(algorithm, state.params if params is None else params, windows, rng.make_key(4))
 
 
 # ---- rewards, time scales and weights
@@ -189,10 +189,10 @@ def test_the_loss_of_the_goal_autoencoder() -> None:
 def test_imagination_step_by_step(settings: dict[str, Any]) -> None:
     algorithm, state = make(**settings)
     windows, params = observed(algorithm, state.params), state.params
-    journey, keys = a_journey(algorithm, state), rng.split(rng.make_key(4), H + 1)
+    rollout, keys = a_rollout(algorithm, state), rng.split(rng.make_key(4), H + 1)
     latents = algorithm.latents(params)
     at = pytree.tree_map(lambda x: x.flatten(0, 1), windows.state)
-    n, doubts, features = T * B, [torch.zeros(T * B)], [at.features]
+    n, disagreements, features = T * B, [torch.zeros(T * B)], [at.features]
     for i in range(H):
         pick, draw, move = rng.split(keys[i], 3)
         if i % K == 0:
@@ -200,23 +200,23 @@ def test_imagination_step_by_step(settings: dict[str, Any]) -> None:
             chosen = ((0.99 * p + 0.01 / 3).log() + rng.gumbel(pick, (n, 2, 3))).argmax(-1)
             code = torch.nn.functional.one_hot(chosen, 3).float().flatten(1)
             goal = algorithm.apply("goal_decoder", params["goal_decoder"], code)
-            torch.testing.assert_close(journey.codes[i // K], code)
-            torch.testing.assert_close(journey.goals[i // K], goal)
+            torch.testing.assert_close(rollout.codes[i // K], code)
+            torch.testing.assert_close(rollout.goals[i // K], goal)
         mean, log_std = algorithm.apply("actor", params["actor"], torch.cat([at.features, goal], -1))
-        at, doubt = latents.imagine(at, mean + log_std.exp() * rng.normal(draw, (n, A)), move)
+        at, disagreement = latents.imagine(at, mean + log_std.exp() * rng.normal(draw, (n, A)), move)
         features.append(at.features)
-        doubts.append(doubt)
-    torch.testing.assert_close(journey.features, torch.stack(features))
-    rewards = HEAD.mean(algorithm.apply("reward", params["reward"], journey.features))
+        disagreements.append(disagreement)
+    torch.testing.assert_close(rollout.features, torch.stack(features))
+    rewards = HEAD.mean(algorithm.apply("reward", params["reward"], rollout.features))
     if settings:
-        rewards = rewards - 2.0 * torch.stack(doubts)
-        assert torch.stack(doubts)[1:].all()
-    torch.testing.assert_close(journey.rewards, rewards)
-    h = journey.features[..., :D]
+        rewards = rewards - 2.0 * torch.stack(disagreements)
+        assert torch.stack(disagreements)[1:].all()
+    torch.testing.assert_close(rollout.rewards, rewards)
+    h = rollout.features[..., :D]
     error, _ = coded(latents.apply, algorithm.config, h, rng.gumbel(keys[H], (H + 1, n, 2, 3)))
-    torch.testing.assert_close(journey.surprise, error.sum(-1) / D)
-    alive = algorithm.apply("continuation", params["continuation"], journey.features).squeeze(-1).sigmoid()
-    torch.testing.assert_close(journey.alive, alive)
+    torch.testing.assert_close(rollout.surprise, error.sum(-1) / D)
+    alive = algorithm.apply("continuation", params["continuation"], rollout.features).squeeze(-1).sigmoid()
+    torch.testing.assert_close(rollout.alive, alive)
 
 
 # ---- the losses of worker and manager
@@ -251,16 +251,16 @@ def valued(
 def test_the_loss_of_the_worker() -> None:
     """Each goal's two steps by themselves, the last of which ends with a value towards the same goal."""
     algorithm, state = make()
-    journey = a_journey(algorithm, state)
-    loss, metrics, extra = algorithm.worker_loss(state.params, state, journey)
+    rollout = a_rollout(algorithm, state)
+    loss, metrics, extra = algorithm.worker_loss(state.params, state, rollout)
     gains, errors, weights, entropies, rewards = [], [], [], [], []
     times = [(s, range(s * K, s * K + K + 1)) for s in range(H // K)]
-    x = [torch.cat([torch.cat([journey.features[t[i]], journey.goals[s]], -1) for s, t in times]) for i in range(K + 1)]
+    x = [torch.cat([torch.cat([rollout.features[t[i]], rollout.goals[s]], -1) for s, t in times]) for i in range(K + 1)]
     for i in range(K + 1):
         goal, h = x[i][:, F:], x[i][:, :D]
         longest = torch.maximum(goal.norm(dim=-1), h.norm(dim=-1))
         rewards.append((goal * h).sum(-1) / longest**2)
-    alive = [torch.cat([journey.alive[t[i]] for _, t in times]) for i in range(K + 1)]
+    alive = [torch.cat([rollout.alive[t[i]] for _, t in times]) for i in range(K + 1)]
     gains, errors, weights = valued(algorithm, state, "goal_critic", x, rewards, alive)
     gains = (gains - gains.mean()) / gains.std(correction=0)
     _, log_std = algorithm.apply("actor", state.params["actor"], torch.stack(x[:-1]))
@@ -276,20 +276,20 @@ def test_the_loss_of_the_worker() -> None:
 def test_the_loss_of_the_manager() -> None:
     """Two choices: advantages of the task with a tenth of exploration's, times log probabilities of what was chosen."""
     algorithm, state = make(goal_kl=1.0)
-    journey = a_journey(algorithm, state)
-    loss, _, extra = algorithm.manager_loss(state.params, state, journey)
-    x, gamma = [journey.features[i] for i in (0, 2, 4)], algorithm.config.discount
-    goes_on = (journey.alive / gamma).clamp(max=1.0)
+    rollout = a_rollout(algorithm, state)
+    loss, _, extra = algorithm.manager_loss(state.params, state, rollout)
+    x, gamma = [rollout.features[i] for i in (0, 2, 4)], algorithm.config.discount
+    goes_on = (rollout.alive / gamma).clamp(max=1.0)
     alive = [gamma * y for y in (goes_on[0], goes_on[1] * goes_on[2], goes_on[3] * goes_on[4])]
     total, critics = torch.zeros(2, T * B), torch.zeros(())
-    for name, share, reward in (("critic", 1.0, journey.rewards), ("exploration_critic", 0.1, journey.surprise)):
+    for name, share, reward in (("critic", 1.0, rollout.rewards), ("exploration_critic", 0.1, rollout.surprise)):
         means = [(goes_on[i] * reward[i + 1] + goes_on[i] * goes_on[i + 1] * reward[i + 2]) / 2.0 for i in (0, 2)]
         gains, errors, weights = valued(algorithm, state, name, x, [reward[0], *means], alive)
         total, critics = total + share * gains, critics + (weights * errors).mean()
     total = (total - total.mean()) / total.std(correction=0)
     p = algorithm.apply("manager", state.params["manager"], torch.stack(x[:2])).unflatten(-1, (2, 3)).softmax(-1)
     p = 0.99 * p + 0.01 / 3
-    log_prob = (journey.codes.unflatten(-1, (2, 3)) * p).sum(-1).log().sum(-1)
+    log_prob = (rollout.codes.unflatten(-1, (2, 3)) * p).sum(-1).log().sum(-1)
     entropies = -(p * p.log()).sum(-1) / math.log(3.0)
     assert (entropies.mean((0, 1)) > 0.55).all()
     expected = critics - (weights * (log_prob * total + entropies.sum(-1) / 1.1)).mean()
@@ -317,17 +317,17 @@ def test_what_trains_what() -> None:
         for got, other in zip(gradients(total, params[name]), gradients(model, params[name]), strict=True):
             assert got is not None and other is not None and got.any()
             torch.testing.assert_close(got, other)
-    journey = journey_from(algorithm, {**state.params, "actor": params["actor"]}, windows, keys[2])
+    rollout = goal_rollout(algorithm, {**state.params, "actor": params["actor"]}, windows, keys[2])
     constants = ("goals", "codes", "rewards", "surprise")
-    assert journey.features.requires_grad and not any(getattr(journey, x).requires_grad for x in constants)
-    worker, _, _ = algorithm.worker_loss(params, state, journey)
-    manager, _, _ = algorithm.manager_loss(params, state, journey)
+    assert rollout.features.requires_grad and not any(getattr(rollout, x).requires_grad for x in constants)
+    worker, _, _ = algorithm.worker_loss(params, state, rollout)
+    manager, _, _ = algorithm.manager_loss(params, state, rollout)
     for loss, trained in ((worker, {"actor", "goal_critic"}), (manager, {"manager", "critic", "exploration_critic"})):
         for name in HIERARCHY:
             grads = gradients(loss, params[name])
             assert all(g is not None and g.any() for g in grads) if name in trained else not any(
                 g is not None for g in grads), name  # fmt: skip
-    still = pytree.tree_map(lambda x: x.detach(), journey)
+    still = pytree.tree_map(lambda x: x.detach(), rollout)
     assert any(not torch.equal(x, y) for x, y in zip(
         gradients(worker, params["actor"]), gradients(algorithm.worker_loss(params, state, still)[0], params["actor"]),
         strict=True))  # fmt: skip

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from offrl import rng
 from offrl.algorithm import TrainState
 from offrl.algorithms.rssm import RSSM, RSSMConfig
-from offrl.algorithms.rssm.imagination import Dream, imagined
+from offrl.algorithms.rssm.imagination import LatentRollout, latent_rollout
 from offrl.data.arrays import from_arrays
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.samplers.states import StateSampler
@@ -605,20 +605,20 @@ def test_the_loss_of_information() -> None:
 
 def test_what_actions_bring_about_is_rewarded() -> None:
     """By 0.3 times ln q(a|s, s') - ln pi(a|s), and offline not at all."""
-    dreams = []
+    rollouts = []
     for weight in (0.0, 0.3):
         algorithm, state = informed(empowerment_weight=weight, decay=0.0)
         for name in ("reward", "critic"):
             state.params[name].update({k: torch.zeros_like(v) for k, v in state.params[name].items()})
         windows = observed(algorithm, state.params, a_batch())
-        dreams.append(imagined(algorithm, state, windows, rng.make_key(7)))
-    dream = dreams[0]
-    known = action_log_prob(algorithm.latents(state.params), dream.features, dream.actions.clamp(-1.0, 1.0))
+        rollouts.append(latent_rollout(algorithm, state, windows, rng.make_key(7)))
+    rollout = rollouts[0]
+    known = action_log_prob(algorithm.latents(state.params), rollout.features, rollout.actions.clamp(-1.0, 1.0))
     chosen = algorithm.policy.log_prob(  # type: ignore[operator]
-        algorithm.apply("actor", state.params["actor"], dream.features[:-1]), dream.actions
+        algorithm.apply("actor", state.params["actor"], rollout.features[:-1]), rollout.actions
     )
-    assert torch.equal(dream.features, dreams[1].features)
-    torch.testing.assert_close(dreams[1].returns - dream.returns, 0.3 * (known - chosen), rtol=1e-4, atol=1e-4)
+    assert torch.equal(rollout.features, rollouts[1].features)
+    torch.testing.assert_close(rollouts[1].returns - rollout.returns, 0.3 * (known - chosen), rtol=1e-4, atol=1e-4)
     assert RSSMConfig().empowerment_weight == 0.0
 
 
@@ -642,16 +642,16 @@ def test_the_error_of_several_streams() -> None:
 # ---- imagination
 
 
-def a_dream(algorithm: RSSM, state: TrainState, batch: dict[str, Tensor]) -> tuple[LatentWindows, Dream]:
+def a_rollout(algorithm: RSSM, state: TrainState, batch: dict[str, Tensor]) -> tuple[LatentWindows, LatentRollout]:
     windows = observed(algorithm, state.params, batch)
-    return windows, imagined(algorithm, state, windows, rng.make_key(4))
+    return windows, latent_rollout(algorithm, state, windows, rng.make_key(4))
 
 
-def steps_of_imagination(algorithm: RSSM, params: dict[str, Any], windows: LatentWindows) -> Dream:
+def steps_of_imagination(algorithm: RSSM, params: dict[str, Any], windows: LatentWindows) -> LatentRollout:
     """What `imagined` gives, one step after another, without a scale of returns."""
     c, latents, keys = algorithm.config, algorithm.latents(params), rng.split(rng.make_key(4), H)
     at = pytree.tree_map(lambda x: x.flatten(0, 1).detach(), windows.state)
-    features, doubts, actions = [at.features], [torch.zeros(T * B)], []
+    features, disagreements, actions = [at.features], [torch.zeros(T * B)], []
     for i in range(H):
         draw, move = rng.split(keys[i])
         mean, log_std = algorithm.apply("actor", params["actor"], at.features)
@@ -666,18 +666,18 @@ def steps_of_imagination(algorithm: RSSM, params: dict[str, Any], windows: Laten
             sample = drawn_classes(one, rng.gumbel(chance, (T * B, 3, 4)))
         at = LatentState(recurrent, sample, memory)
         features.append(at.features)
-        doubts.append(latents.kind.disagreement(heads))
+        disagreements.append(latents.kind.disagreement(heads))
     f = torch.stack(features)
     rewards = HEAD.mean(algorithm.apply("reward", params["reward"], f))
     if c.members > 1:
         unit = latents.kind.disagreement(windows.prior).mean().detach() if c.penalty_unit == "mean" else torch.ones(())
         assert float(unit) > 0
-        rewards = rewards - c.penalty * torch.stack(doubts) / unit
+        rewards = rewards - c.penalty * torch.stack(disagreements) / unit
     alive = algorithm.apply("continuation", params["continuation"], f).squeeze(-1).sigmoid()
     values = HEAD.mean(algorithm.apply("critic", params["critic"], f))
     returns = lambda_returns(rewards, values, alive, torch.ones_like(alive), 0.95)
     weights = torch.stack([alive[: i + 1].prod(0) for i in range(H)])
-    return Dream(f, torch.stack(actions), values, returns, weights, torch.zeros(()), torch.zeros(()))
+    return LatentRollout(f, torch.stack(actions), values, returns, weights, torch.zeros(()), torch.zeros(()))
 
 
 @pytest.mark.parametrize(
@@ -694,14 +694,14 @@ def steps_of_imagination(algorithm: RSSM, params: dict[str, Any], windows: Laten
 def test_imagination_step_by_step(settings: dict[str, Any]) -> None:
     algorithm, state = make(**settings)
     state.extra["low"], state.extra["high"] = torch.tensor(-1.0), torch.tensor(3.0)
-    windows, dream = a_dream(algorithm, state, a_batch())
+    windows, rollout = a_rollout(algorithm, state, a_batch())
     expected = steps_of_imagination(algorithm, state.params, windows)
     for name in ("features", "actions", "values", "weights"):
-        torch.testing.assert_close(getattr(dream, name), getattr(expected, name))
-    torch.testing.assert_close(dream.returns, expected.returns, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(getattr(rollout, name), getattr(expected, name))
+    torch.testing.assert_close(rollout.returns, expected.returns, rtol=1e-4, atol=1e-3)
     low, high = np.percentile(expected.returns.detach().numpy(), [5, 95])
-    assert float(dream.low) == pytest.approx(-0.99 + 0.01 * low, rel=1e-4)
-    assert float(dream.high) == pytest.approx(2.97 + 0.01 * high, rel=1e-4)
+    assert float(rollout.low) == pytest.approx(-0.99 + 0.01 * low, rel=1e-4)
+    assert float(rollout.high) == pytest.approx(2.97 + 0.01 * high, rel=1e-4)
 
 
 def test_one_head_for_each_state() -> None:
@@ -714,13 +714,13 @@ def test_one_head_for_each_state() -> None:
 def test_the_losses_of_actor_and_critic() -> None:
     algorithm, state = make(bc_weight=0.3)
     batch = a_batch()
-    windows, dream = a_dream(algorithm, state, batch)
-    dream = dream._replace(low=torch.tensor(0.0), high=torch.tensor(2.5))
-    loss, _ = algorithm.actor_loss(state.params["actor"], dream, windows, batch)
-    mean, log_std = algorithm.apply("actor", state.params["actor"], dream.features[:-1])
+    windows, rollout = a_rollout(algorithm, state, batch)
+    rollout = rollout._replace(low=torch.tensor(0.0), high=torch.tensor(2.5))
+    loss, _ = algorithm.actor_loss(state.params["actor"], rollout, windows, batch)
+    mean, log_std = algorithm.apply("actor", state.params["actor"], rollout.features[:-1])
     normal = torch.distributions.Normal(mean, log_std.exp())
-    gain = normal.log_prob(dream.actions).sum(-1) * (dream.returns - dream.values[:-1]) / 2.5
-    expected = -(dream.weights * (gain + 3e-4 * normal.entropy().sum(-1))).mean()
+    gain = normal.log_prob(rollout.actions).sum(-1) * (rollout.returns - rollout.values[:-1]) / 2.5
+    expected = -(rollout.weights * (gain + 3e-4 * normal.entropy().sum(-1))).mean()
     mean, log_std = algorithm.apply("actor", state.params["actor"], windows.state.features)
     known = torch.distributions.Normal(mean, log_std.exp()).log_prob(batch["actions"]).sum(-1)
     expected = expected - 0.3 * known[~batch["is_last"]].mean()
@@ -731,9 +731,9 @@ def test_the_losses_of_actor_and_critic() -> None:
         slow = HEAD.mean(algorithm.apply("critic", state.target["critic"], features))
         return -sum(((HEAD.project(y, None) * online.log_softmax(-1)).sum(-1) for y in (target, slow)), torch.zeros(()))
 
-    loss, _ = algorithm.critic_loss(state.params["critic"], state, dream, windows, batch)
-    imagined = (dream.weights * entropy_of(dream.features[:-1], dream.returns)).mean()
-    again, parts = dream.returns[0].unflatten(0, (T, B)), []
+    loss, _ = algorithm.critic_loss(state.params["critic"], state, rollout, windows, batch)
+    imagined = (rollout.weights * entropy_of(rollout.features[:-1], rollout.returns)).mean()
+    again, parts = rollout.returns[0].unflatten(0, (T, B)), []
     for b in range(B):
         following = again[-1, b]
         for t in range(T - 2, -1, -1):
@@ -756,8 +756,8 @@ def test_the_gradient_of_returns_through_the_model(latents: str) -> None:
     batch = a_batch()
     params = {n: {k: v.clone().requires_grad_() for k, v in p.items()} for n, p in state.params.items()}
     windows = observed(algorithm, params, batch)
-    dream = imagined(algorithm, state, windows, rng.make_key(4), params["actor"])
-    loss, _ = algorithm.actor_loss(params["actor"], dream, windows, batch)
+    rollout = latent_rollout(algorithm, state, windows, rng.make_key(4), params["actor"])
+    loss, _ = algorithm.actor_loss(params["actor"], rollout, windows, batch)
     by_hand = steps_of_imagination(algorithm, {**state.params, "actor": params["actor"]}, windows)
     dist = algorithm.apply("actor", params["actor"], by_hand.features[:-1].detach())
     entropy = algorithm.policy.entropy(dist)  # type: ignore[operator]
@@ -771,8 +771,8 @@ def test_the_gradient_of_returns_through_the_model(latents: str) -> None:
     key = rng.make_key(1)
     total, _, _ = algorithm.loss(params, state, batch, key)
     windows = observed(algorithm, params, batch, rng.split(key, 3)[0])
-    dream = imagined(algorithm, state, windows, rng.split(key, 3)[2], params["actor"])
-    loss, _ = algorithm.actor_loss(params["actor"], dream, windows, batch)
+    rollout = latent_rollout(algorithm, state, windows, rng.split(key, 3)[2], params["actor"])
+    loss, _ = algorithm.actor_loss(params["actor"], rollout, windows, batch)
     for got, other in zip(gradients(total, params["actor"]), gradients(loss, params["actor"]), strict=True):
         torch.testing.assert_close(got, other)  # the critic's loss moves no policy
 
@@ -783,15 +783,15 @@ def test_what_trains_what() -> None:
     batch = a_batch()
     params = {n: {k: v.clone().requires_grad_() for k, v in p.items()} for n, p in state.params.items()}
     windows = observed(algorithm, params, batch)
-    dream = imagined(algorithm, state, windows, rng.make_key(4))
-    assert not any(x.requires_grad for x in dream)
-    actor, _ = algorithm.actor_loss(params["actor"], dream, windows, batch)
-    critic, _ = algorithm.critic_loss(params["critic"], state, dream, windows, batch)
+    rollout = latent_rollout(algorithm, state, windows, rng.make_key(4))
+    assert not any(x.requires_grad for x in rollout)
+    actor, _ = algorithm.actor_loss(params["actor"], rollout, windows, batch)
+    critic, _ = algorithm.critic_loss(params["critic"], state, rollout, windows, batch)
     for module in ("encoder", "dynamics", "posterior"):
         assert all(g is None for g in gradients(actor, params[module])), module
         assert all(g is not None and g.any() for g in gradients(critic, params[module])), module
     algorithm.config.replay_weight = 0.0
-    critic, _ = algorithm.critic_loss(params["critic"], state, dream, windows, batch)
+    critic, _ = algorithm.critic_loss(params["critic"], state, rollout, windows, batch)
     assert all(g is None or not g.any() for g in gradients(critic, params["encoder"]))
     model, _ = model_loss(algorithm, params, windows, batch)
     for module in algorithm.model:
@@ -816,8 +816,8 @@ def test_the_order_of_windows_does_not_matter(objective: str, monkeypatch: pytes
 def test_rewards_and_values_are_0_at_first_and_the_policy_is_wide() -> None:
     algorithm = RSSM(RSSMConfig(**SMALL), SPEC)
     state = algorithm.init(0)
-    windows, dream = a_dream(algorithm, state, a_batch())
-    assert not dream.returns.any() and not dream.values.any()
+    windows, rollout = a_rollout(algorithm, state, a_batch())
+    assert not rollout.returns.any() and not rollout.values.any()
     dist = algorithm.apply("actor", state.params["actor"], windows.state.features)
     assert float(algorithm.policy.entropy(dist).mean()) == pytest.approx(A * 1.305453, abs=1e-2)  # type: ignore[operator]
 

@@ -10,12 +10,12 @@ from offrl.world_models.recurrent.latents import LatentWindows
 from offrl.world_models.recurrent.settings import LatentConfig
 
 
-def penalised(config: LatentConfig, rewards: Tensor, doubts: list[Tensor], windows: LatentWindows) -> Tensor:
+def penalised(config: LatentConfig, rewards: Tensor, disagreements: list[Tensor], windows: LatentWindows) -> Tensor:
     """Rewards [H + 1, N] less the penalty of disagreements [N] of the heads at each of these states."""
     if config.members == 1:
         return rewards
     unit = latent_kind(config).disagreement(windows.prior).mean().detach() if config.penalty_unit == "mean" else 1.0
-    return rewards - config.penalty * torch.stack(doubts) / unit
+    return rewards - config.penalty * torch.stack(disagreements) / unit
 
 
 def imagined_returns(config: LatentConfig, rewards: Tensor, values: Tensor, alive: Tensor) -> Tensor:
