@@ -921,6 +921,10 @@ def test_refusals() -> None:
         ("algo.length=6 leaves fewer than 2 states after algo.burn_in=5", {"burn_in": 5}),
         ("algo.recurrent_width=16 is no multiple of algo.blocks=3", {"blocks": 3}),
         (r"algo\.policy_after_model needs a model that is ready", {"policy_after_model": True}),
+        (
+            r"algo\.dynamics_weight or algo\.representation_weight above 0",
+            {"objective": "bottleneck", "dynamics_weight": 0.0, "representation_weight": 0.0},
+        ),
     ):
         with pytest.raises(UserError, match=message):
             make(**settings)

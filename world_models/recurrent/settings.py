@@ -133,6 +133,8 @@ def check_settings(config: LatentConfig) -> None:
         )
     if config.recurrent_width % config.blocks:
         raise UserError(f"algo.recurrent_width={config.recurrent_width} is no multiple of algo.blocks={config.blocks}")
+    if config.objective == "bottleneck" and config.dynamics_weight == config.representation_weight == 0.0:
+        raise UserError("algo.objective=bottleneck needs algo.dynamics_weight or algo.representation_weight above 0")
 
 
 def check_data(config: LatentConfig, dataset: Dataset, grid: Mapping[str, Sequence[float]] | None) -> None:
