@@ -194,7 +194,7 @@ class TransitionLoop(OnlineLoop):
     # ---- checkpoints
 
     def _holds(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        tensors = {"ended": torch.from_numpy(self.ended.copy()), "memory": self.learner.memory()}
+        tensors = {"ended": torch.from_numpy(self.ended.copy()), "memory": self.learner.memory(self.t)}
         tensors["batches"] = self.batches.state()
         return tensors | self.moving.state() | {"intervened": self.intervened.clone()}, {
             "files": [replay.save() for replay in self.replays],
