@@ -182,8 +182,8 @@ class TransitionLoop(OnlineLoop):
     # ---- look
 
     def _means(self, means: Metrics) -> Metrics:
-        limits = getattr(self.start.algorithm.config, "value_range", [])
-        self.saturated = self.saturated or (bool(limits) and warn_saturated(means, limits, self.replicas))
+        limits = getattr(self.start.algorithm.config, "value_range", None)
+        self.saturated = self.saturated or (limits != [] and warn_saturated(means, limits, self.replicas))
         return means
 
     def _policies(self) -> list[Any]:
