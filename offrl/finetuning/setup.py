@@ -235,8 +235,7 @@ def _fresh(config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | Non
         spec, task = spec_of(Task(name=name, env_id=config.env, env_factory=env))
         described = {"name": spec.name, "source": "environment", "fingerprint": "", "transforms": [], "notes": []}
         # what data would decide, and a grid does
-        open_fields = {k: v[0] for k, v in parent.grid.items() if getattr(algo, k, v) is None}
-        algo = dataclasses.replace(algo, **open_fields)
+        algo = dataclasses.replace(algo, **{k: v[0] for k, v in parent.grid.items() if getattr(algo, k, v) is None})
     if spec.discrete and not kind.traits.discrete:
         raise UserError(f"{algo.name} needs continuous actions, and {task.name} has discrete ones")
     algorithm = make_algorithm(dataclasses.replace(parent, algo=algo), data) if data is not None else kind(algo, spec)
@@ -288,9 +287,11 @@ def _kind(name: str, label: str, where: str = "") -> tuple[type[Algorithm], dict
             f"single steps of an environment; those that can be fine-tuned: {able}"
         )
     if not (_learns_from_rewards(kind) or issubclass(kind, GoalConditioned)):
+        imitates = kind.traits.policy_modules == ("actor",)
+        reason = "imitates the data and has no critic" if imitates else "has no actor and critic of single steps"
         raise UserError(
-            f"{where or name}: {name} imitates the data and has no critic, so an environment's rewards would teach it "
-            f"nothing; those that can be fine-tuned: {able}"
+            f"{where or name}: {name} {reason}, so an environment's rewards would teach it nothing; those that can be "
+            f"fine-tuned: {able}"
         )
     return kind, changes
 

@@ -115,7 +115,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (("skill_iql", {}), {"mixing": 0.5}, "mixing=0.5: both levels of skill_critic learn from what is played"),
     (("skill_iql", {}), {"algo.low_divergence": -1.0}, "algo.low_divergence=-1"),
     (("skill_iql", {}), {"algo.expectile": 0.7}, "algo.expectile= is a setting of skill_iql, and skill_critic"),
-    (("skills", {}), {}, "skills imitates the data and has no critic, .*, skill_iql,"),
+    (("skills", {}), {}, "skills has no actor and critic of single steps, .*, skill_iql,"),
     (("iql", {}), {"algo.train_low": False}, "train_low"),
     (None, {"algo": "skill_critic", "mixing": 0}, "skill_critic learns from the policies of a run of skill_iql"),
     (None, {"algo": "skill_iql", "mixing": 0}, "skill_iql learns from a run of it alone"),
