@@ -75,9 +75,12 @@ class Learner(LocalEngine):
         leaves_kept = [memory[str(i)].to(self.device) for i in range(len(leaves))] if memory else same
         self._after = pytree.tree_unflatten(leaves_kept, spec)
 
-    def memory(self) -> dict[str, Tensor]:
-        """The memory of the running episodes, for a checkpoint."""
-        return {str(i): leaf.clone() for i, leaf in enumerate(pytree.tree_leaves(self._after))}
+    def memory(self, t: int) -> dict[str, Tensor]:
+        """The memory of the running episodes at environment step t, for a checkpoint: that before an action which was
+        chosen there but not played, where the environment failed.
+        """
+        memory = self._before if t == self._acted else self._after
+        return {str(i): leaf.clone() for i, leaf in enumerate(pytree.tree_leaves(memory))}
 
     def columns(self) -> dict[str, np.ndarray]:
         """What the memory of the running episodes says of the step that was acted in: columns [N * E, ...] of rows."""

@@ -234,6 +234,8 @@ def _fresh(config: FinetuneConfig, other: dict[str, Any], dataset: Dataset | Non
         name = "environment" if "<" in name else name  # of a lambda, or within a function
         spec, task = spec_of(Task(name=name, env_id=config.env, env_factory=env))
         described = {"name": spec.name, "source": "environment", "fingerprint": "", "transforms": [], "notes": []}
+        # what data would decide, and a grid does
+        algo = dataclasses.replace(algo, **{k: v[0] for k, v in parent.grid.items() if getattr(algo, k, v) is None})
     if spec.discrete and not kind.traits.discrete:
         raise UserError(f"{algo.name} needs continuous actions, and {task.name} has discrete ones")
     algorithm = make_algorithm(dataclasses.replace(parent, algo=algo), data) if data is not None else kind(algo, spec)

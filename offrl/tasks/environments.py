@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from offrl import registry
 from offrl.errors import UserError, first_line, nearest, warn
 from offrl.settings.aliases.datasets import environment_hint
 from offrl.settings.evaluation import EvalConfig
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 Flatten = Callable[[Any], np.ndarray]
 CONTINUING = ("PointMaze", "AntMaze")  # of them, those that take `continuing_task`
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
+OWN = "offrl/"  # ids of environments of ours begin so
 ROBOTICS = ("PointMaze", "AntMaze", "Adroit", "FrankaKitchen", "Fetch", "HandReach", "HandManipulate")
 
 
@@ -139,6 +141,8 @@ def _bare(task: Task) -> gym.Env:
     import_mujoco()
     if task.env_id not in gym.registry and task.env_id.startswith(ROBOTICS):
         register_robotics(task.env_id)
+    if task.env_id.startswith(OWN):
+        registry.names("task")  # imports what makes them known
     try:
         with quiet():
             return gym.make(task.env_id, disable_env_checker=True, **arguments)

@@ -102,17 +102,20 @@ def warn_of_rates(config: Any, grid: Mapping[str, Sequence[float]]) -> None:
             )
 
 
-def warn_saturated(metrics: Metrics, limits: Sequence[float], replicas: Sequence[Replica]) -> bool:
+def warn_saturated(metrics: Metrics, limits: Sequence[float] | None, replicas: Sequence[Replica]) -> bool:
     """Warn, and return True, where more than SATURATED of the targets [N] lie beyond the range of the critics' bins.
 
-    limits: that range, the setting value_range."""
+    limits: that range, the setting value_range; None: no setting has it (TD-MPC2)."""
     shares = metrics.get("critic/saturation", torch.zeros(0))
     if not bool((shares > SATURATED).any()):
         return False
     worst = int(shares.nan_to_num(0.0).argmax())
+    bins, cure = f"algo.value_range={list(limits or [])}", "a wider range, which has to hold every discounted return"
+    if limits is None:
+        bins, cure = "the range of the critics' bins", "smaller rewards (dataset.reward_scale=, or the environment's)"
     warn(
-        f"{shares[worst]:.0%} of the targets of {replicas[worst]} lie beyond algo.value_range={list(limits)}, where "
-        "they are cut off (critic/saturation): begin anew with a wider range, which has to hold every discounted return"
+        f"{shares[worst]:.0%} of the targets of {replicas[worst]} lie beyond {bins}, where they are cut off "
+        f"(critic/saturation): begin anew with {cure}"
     )
     return True
 

@@ -24,6 +24,7 @@ from offrl.finetuning.config import FinetuneConfig, choose
 from offrl.nn.heads import C51
 from offrl.settings.compose import compose
 from offrl.settings.presets import finetune_settings
+from offrl.settings.replicas import Replica
 from offrl.system import files as checkpoint
 from offrl.training import updates
 from offrl.training.run.checkpoints import part
@@ -225,6 +226,14 @@ def test_it_learns_in_many_environments(tmp_path: Path, monkeypatch: pytest.Monk
     assert run.policy(0).spec.observation_mean is not None
     (line,) = said
     assert "of the targets of" in line and "algo.value_range=[-1.0, 0.0]" in line
+
+
+def test_a_range_that_no_setting_has_names_the_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(updates, "warn", said.append)
+    assert updates.warn_saturated({"critic/saturation": torch.tensor([0.06])}, None, [Replica(0)])
+    assert "6% of the targets of seed 0 lie beyond the range of the critics' bins" in said[0]
+    assert "smaller rewards (dataset.reward_scale=" in said[0]
 
 
 def test_wider_ranges_are_not_warned_of() -> None:

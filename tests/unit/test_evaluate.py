@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from offrl import registry
 from offrl.data.dataset import DataSpec
 from offrl.data.fit import check_fit
 from offrl.errors import UserError
@@ -325,6 +326,16 @@ def test_limits_on_steps(capsys: pytest.CaptureFixture[str]) -> None:
         evaluate([Constant(0.0)], [0], scored, EvalConfig(episodes=1, max_steps=limit))
         said = "max_steps=5 cuts the episodes, and its scores 0 and 100 are returns of episodes of 200 steps"
         assert (said in capsys.readouterr().err) == (limit == 5)
+
+
+def test_our_environments_need_no_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What makes their ids known is imported for them."""
+    asked, names = [], registry.names
+    monkeypatch.setattr(registry, "names", lambda kind: asked.append(kind) or names(kind))
+    make_env(Task("x", env_id="Pendulum-v1"))
+    assert not asked
+    make_env(Task("x", env_id="offrl/DrawnPendulumState-v0"))
+    assert asked == ["task"]
 
 
 def test_unknown_environments_name_the_nearest() -> None:

@@ -551,6 +551,13 @@ def test_plans_go_on_where_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert played[0] != played[1]
 
 
+def test_a_grid_decides_what_data_would() -> None:
+    """The discount of TD-MPC2, which without data has to be named."""
+    given = {"algo": "tdmpc2", "algo.episodic": True, "algo.hidden": [8], "algo.latent": 8, "steps": 32, "warmup": 16}
+    start = setup.begin(None, {**given, "mixing": 0, "seeds": 1, "grid.discount": [0.8, 0.9]}, env=Walk)
+    assert [dict(replica.values) for replica in start.replicas] == [{"discount": 0.8}, {"discount": 0.9}]
+
+
 def test_encoders_learn_from_nothing_but_play(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"algo": "mrq", "seeds": 1, "warmup": 256, "steps": 300}
     refused("mixing=0.5: the encoders of mrq learn from what is played alone: mixing=0", lambda: tune(

@@ -182,8 +182,8 @@ class TransitionLoop(OnlineLoop):
     # ---- look
 
     def _means(self, means: Metrics) -> Metrics:
-        limits = getattr(self.start.algorithm.config, "value_range", [])
-        self.saturated = self.saturated or (bool(limits) and warn_saturated(means, limits, self.replicas))
+        limits = getattr(self.start.algorithm.config, "value_range", None)
+        self.saturated = self.saturated or (limits != [] and warn_saturated(means, limits, self.replicas))
         return means
 
     def _policies(self) -> list[Any]:
@@ -194,7 +194,7 @@ class TransitionLoop(OnlineLoop):
     # ---- checkpoints
 
     def _holds(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        tensors = {"ended": torch.from_numpy(self.ended.copy()), "memory": self.learner.memory()}
+        tensors = {"ended": torch.from_numpy(self.ended.copy()), "memory": self.learner.memory(self.t)}
         tensors["batches"] = self.batches.state()
         return tensors | self.moving.state() | {"intervened": self.intervened.clone()}, {
             "files": [replay.save() for replay in self.replays],

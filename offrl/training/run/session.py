@@ -37,6 +37,7 @@ from offrl.training.updates import (
     metric_means,
     rows,
     warn_diverged,
+    warn_saturated,
 )
 
 
@@ -59,6 +60,7 @@ class Session:
         self.loss_limit = loss_limit(dataset)
         self.since = 0  # the step at which the sums of metrics began
         self.alive = torch.ones(len(self.replicas), dtype=torch.bool)
+        self.saturated = False  # targets beyond the range of the bins were warned of
         # beside the progress: the last scores, or before the first ones a loss
         self.text, self.shows_scores = ("", False)
         self.slices, self.signals = Slices(self.algorithm.traits.period), StopSignals()
@@ -196,6 +198,8 @@ class Session:
         for index, reason in diverged.items():
             warn_diverged(self.replicas[index], self.since, self.clock.step, reason, cure)
         self.alive = alive
+        if not hasattr(self.algorithm.config, "value_range"):  # which is fitted to the data
+            self.saturated = self.saturated or warn_saturated(values, None, self.replicas)
         self.engine.settle(alive)
         self.log.metrics(self.clock.step, rows(dict(sorted(values.items())), alive))
         self.since = self.clock.step
