@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -19,14 +18,13 @@ import torch
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.store import Store
 from offrl.errors import UserError
-from offrl.system.files import discard
+from offrl.system.files import BUILDING, discard_entry
 
 MANIFEST = "manifest.json"
 EPISODES = ("episode_start", "episode_end", "raw_returns", "complete")  # tensors of a dataset, beside its columns
 PARTS = tuple(f"/{part.name}" for part in fields(Store))  # how the names of a store's arrays end
 TEXTS = ("transforms", "notes", "strings", "metas")  # tuples of texts
 LEAST = 4096  # bytes of an array that gets a file of its own while data are read
-BUILDING = "building-"  # begins the name of a folder that is not finished
 # the files of a dataset that is kept; the manifest is the last by name
 OURS = r"(\d+-[\w-]+|column-\d+)\.npy|episodes\.npz|manifest\.json"
 
@@ -142,8 +140,7 @@ class Memory:
         manifest |= {k: getattr(dataset, k) for k in ("fingerprint", "nbytes", "stitch", *TEXTS)}
         manifest |= {"spec": dataset.spec.to_json(), "code": code, **more}
         (self.folder / MANIFEST).write_text(json.dumps(manifest))
-        with contextlib.suppress(OSError):  # another process was faster, or an older build is being replaced
-            discard(target, OURS)
+        discard_entry(target, OURS)  # an older build
         try:
             os.replace(self.folder, target)
         except OSError:

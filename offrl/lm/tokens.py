@@ -20,7 +20,7 @@ import numpy as np
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.lm.models.tokenizer import Tokenizer
-from offrl.system.files import cache_dir, discard
+from offrl.system.files import BUILDING, cache_dir, discard_entry
 
 SLOW = 2.0  # seconds; what takes longer to encode is kept on disk
 ARRAYS = ("ids", "is_action", "turn", "obs_begin", "action_begin", "action_end", "final_begin", "final_end")
@@ -131,12 +131,12 @@ def _write(folder: Path, content: Stream) -> None:
     """Write the arrays to disk; a no-op where there is no room."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix="building-"))
+        staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=BUILDING))
         try:
             for name in ARRAYS:
                 np.save(staging / f"{name}.npy", getattr(content, name), allow_pickle=False)
             (staging / "sizes.json").write_text(json.dumps({name: len(getattr(content, name)) for name in ARRAYS}))
-            discard(folder, rf"({'|'.join(ARRAYS)})\.npy|sizes\.json")  # an older one, or one that is damaged
+            discard_entry(folder, rf"({'|'.join(ARRAYS)})\.npy|sizes\.json")  # an older one, or one that is damaged
             os.replace(staging, folder)
         finally:
             shutil.rmtree(staging, ignore_errors=True)

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import stat
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -28,6 +29,7 @@ from offrl.system import trust
 VERSION = 2  # of the layout of files
 FOLDER = "checkpoints"
 HOME = Path("~/.cache/offrl")  # of downloads, arrays and compiled code
+BUILDING = "building-"  # begins the name of a folder that is not finished, or that is being deleted
 ELSEWHERE = " Free some space, or choose another place with runs_dir=."
 
 
@@ -266,6 +268,17 @@ def discard(folder: Path, names: str) -> None:
             path.unlink(missing_ok=True)
     if not any(folder.iterdir()):
         folder.rmdir()
+
+
+def discard_entry(folder: Path, names: str) -> None:
+    """`discard` for what several processes write: no file is deleted of a folder that another one puts there meanwhile.
+    Leaves what cannot be deleted."""
+    aside = folder.with_name(f"{BUILDING}{uuid.uuid4().hex}")
+    with contextlib.suppress(OSError):  # there is none, or another process is faster
+        if not folder.is_symlink():
+            folder.rename(aside)  # in one step
+            discard(aside, names)
+            aside.rename(folder)  # where there is still something in it
 
 
 def _sync_folder(folder: Path) -> None:

@@ -256,6 +256,24 @@ def test_many_at_once(file: Path) -> None:
     assert len(entries(file)) == 1 and flat.read(entries(file)[0], Memory()) is not None
 
 
+def test_an_entry_that_another_process_finishes_meanwhile_stays_whole(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is written while the files of an older one are deleted."""
+    dataset = load_dataset(config(file))
+    folder, unlink, deleted = entries(file)[0], Path.unlink, []
+
+    def delete(path: Path, missing_ok: bool = False) -> None:
+        deleted.append(path)
+        if len(deleted) == 2:
+            assert flat.write(folder, dataset, [], 1e9) == ""
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", delete)
+    assert flat.write(folder, dataset, [], 1e9) == "" and len(deleted) > 2
+    assert entries(file) == [folder] and flat.read(folder, Memory()) is not None
+
+
 def test_memory_mapping_and_the_cache(file: Path, no_reading: Any) -> None:
     mapped = load_dataset(config(file, memory="mmap"))
     assert mapped.mapped and entries(file) == []  # the mapped files are cache enough

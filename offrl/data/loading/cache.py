@@ -26,7 +26,6 @@ import torch
 from offrl.data.dataset import Dataset, DataSpec
 from offrl.data.loading.resolve import Source, guessed_task
 from offrl.data.memory import (
-    BUILDING,
     EPISODES,
     MANIFEST,
     OURS,
@@ -39,7 +38,7 @@ from offrl.data.memory import (
 from offrl.errors import UserError
 from offrl.settings.dataset import DatasetConfig
 from offrl.settings.field import without_places
-from offrl.system.files import cache_dir, discard
+from offrl.system.files import BUILDING, cache_dir, discard, discard_entry
 
 SLOW = 0.5  # seconds; what loads faster is not worth the disk
 STALE = 86400.0  # seconds after which a half-written entry is taken for a crashed process's
@@ -153,8 +152,7 @@ def _make_room(cache: Path, limit: float) -> None:
     for _, path, size in sorted(entries):
         if total <= limit:
             break
-        with contextlib.suppress(OSError):
-            discard(path, OURS)
+        discard_entry(path, OURS)
         total -= size
 
 
