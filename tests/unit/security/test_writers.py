@@ -2,8 +2,8 @@
 fixed name.
 
 Files go through `offrl.system.files.replacing` (and `write`, `write_text`, `write_bytes`, which are made of it), those
-that grow through `open_to_append`, locks through `trust.open_to_write`; `discard` deletes what a pattern names. What
-else opens, moves or deletes files is listed here with its reason.
+that grow through `open_to_append`, locks through `trust.open_to_write`; `discard` and `discard_entry` delete what a
+pattern names. What else opens, moves or deletes files is listed here with its reason.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ ALLOWED = {
         "part.unlink": "`replacing`",
         "path.unlink": "`discard`",
         "folder.rmdir": "`discard`",
+        "folder.rename": "`discard_entry`: to a name that is no file's",
+        "aside.rename": "`discard_entry`: back to its own name",
         "(folder / f'step_{old:09d}.safetensors').unlink": OWN,
     },
     "offrl/system/trust.py": {
