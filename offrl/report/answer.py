@@ -110,7 +110,7 @@ def _of_dataset(
     seeds = {of[label].seeds for label in labels}
     each = f"{count(min(seeds), 'seed')}{(' each' if competitors else '') if len(seeds) == 1 else ' or more'}"
     steps = {of[label].step for label in labels}
-    updates = f", {max(s or 0 for s in steps):,} updates" if None not in steps else ""
+    length = f", {max(s or 0 for s in steps):,} steps" if None not in steps else ""
     differences = conditions([dataset], labels[:2])
     if competitors:
         verdict, sure, kind = _two(dataset, labels, of, score, differences, several)
@@ -134,7 +134,7 @@ def _of_dataset(
     marks += "; dashed: the mean of the data's own episodes" if behaviour is not None else ""
     return Answer(
         verdict, sure, kind, f"{unit} [95% interval]" if max(seeds) > 1 else unit,
-        f"{dataset}, {each}{updates}. {dot}{marks}.", tuple(rows), score, behaviour,
+        f"{dataset}, {each}{length}. {dot}{marks}.", tuple(rows), score, behaviour,
         (*_values(differences), *chosen(labels[: 1 + MOST_OTHERS], searched, algorithm)),
     )  # fmt: skip
 
@@ -208,7 +208,7 @@ def _nothing(entries: Sequence[Entry]) -> Answer:
     labels, datasets = list(dict.fromkeys(e.label for e in entries)), list(dict.fromkeys(e.dataset for e in entries))
     who = f"{some(labels, MOST_OTHERS)} on {some(datasets, MOST_OTHERS)}"
     rows = tuple(Row(e.label if len(datasets) == 1 else f"{e.label} on {e.dataset}", None, _so_far(e)) for e in entries)
-    caption = "What is there so far; only what reached its planned number of updates counts." if rows else ""
+    caption = "What is there so far; only what reached its planned number of steps counts." if rows else ""
     run = next((e.cell.missing[0].run for e in entries if e.cell.missing and e.cell.missing[0].run), "RUN")
     command = f"offrl evaluate {shlex.quote(run)}"
     if reasons and all("no environment" in r for r in reasons):

@@ -112,6 +112,7 @@ def learning(
         spread=len(lines) <= len(COLOURS),
         behaviour=behaviour,
         thin=not crowded,
+        xlabel="steps",  # of the environment where they are of fine-tuning
         heading=unit,
     )
     if len(ends) <= MOST_LABELS + 1 and max(len(name) for name in lines) <= LONGEST_LABEL:

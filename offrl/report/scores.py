@@ -23,9 +23,10 @@ WIDE = 6  # algorithms side by side
 MOST_POINTS = 1000  # evaluations of a learning curve that are drawn
 NONE = "\u2013"  # in place of a number that is not applicable
 LAST = (
-    "Mean over seeds of the last evaluation, when training had reached its planned number of updates; below it the 95% "
-    "interval (Student's t over seeds). Bold: the highest mean of the line, which need not be a difference that other "
-    "seeds would show. The published score, where there is one, stands below."
+    "Mean over seeds of the last evaluation, when training had reached its planned number of steps (updates; of "
+    "fine-tuning those of the environment); below it the 95% interval (Student's t over seeds). Bold: the highest mean "
+    "of the line, which need not be a difference that other seeds would show. The published score, where there is one, "
+    "stands below."
 )
 NOT_NORMALISED = (
     "These scores have no reference to be normalised by, so they are returns as the environment gives them. Returns of "
@@ -165,7 +166,7 @@ def _every_cell(context: ReportContext) -> None:
                     Cell(digits(best[1], score), small=(f"at {best[0]:,}",), value=best[1]) if best else None,
                 ]
             )
-        headers = ["dataset", "algorithm", "seeds", "updates", "last", "95% low", "high", "published", BEST]
+        headers = ["dataset", "algorithm", "seeds", "steps", "last", "95% low", "high", "published", BEST]
         keep = [i for i, name in enumerate(headers) if name != "published" or any(row[i] is not None for row in body)]
         context.page.table([headers[i] for i in keep], [[row[i] for i in keep] for row in body], sortable=True)
         context.page.text(CHOSEN, "small")

@@ -214,6 +214,7 @@ def test_what_fine_tuning_gained(tmp_path: Path) -> None:
     assert f"walker2d-medium-v2 iql+online {own} 0.39 [0.37, 0.41] 0.40, 0.39, 0.38 0.42 [0.40, 0.45]" in page
     assert "hopper-medium-v2: steps to a score of 50: 3 of 3 seeds, median step 100; 75: 0 of 3 seeds" in page
     assert "300 environment steps of each seed, after 500 offline updates" in page
+    assert "dataset algorithm seeds steps last 95%" in page and "seeds updates" not in page
     # of all six seeds without the lowest and the highest: means of 0.39 and 0.4233
     assert "0.39 [0.38, 0.40] 0.40, 0.39, 0.38, 0.40, 0.39, 0.38 0.42 [0.41, 0.43]" in page
 
